@@ -1,0 +1,214 @@
+"""The records that travel between the layers: jobs, claims, verdicts and what became of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Literal
+
+from msgspec import Struct
+
+__all__ = [
+    "DAY",
+    "Added",
+    "Claim",
+    "Death",
+    "Depth",
+    "Failure",
+    "Job",
+    "Lost",
+    "Progress",
+    "Status",
+    "Verdict",
+    "cancelled",
+    "dead",
+    "done",
+    "give_back",
+    "retry",
+]
+
+DAY = 86400.0
+
+
+class Status(StrEnum):
+    """The five states of a job. The drawing with every legal step is in ARCHITECTURE.md."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    DONE = "done"
+    DEAD = "dead"
+    CANCELLED = "cancelled"
+
+    @property
+    def ended(self) -> bool:
+        return self not in (Status.QUEUED, Status.RUNNING)
+
+
+class Failure(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Why a run or a job ended badly, as text: no class is ever rebuilt from it.
+
+    ``kind`` is one of ``error`` (the task raised), ``timeout``, ``crash`` (the worker died),
+    ``expired``, ``cancelled``, ``undecodable`` (the payload doesn't fit the signature),
+    ``damaged`` (the stored bytes changed), ``lost`` (the lease ran out).
+    """
+
+    kind: str
+    message: str = ""
+    type: str = ""
+    traceback: str = ""
+    signal: int | None = None
+    exit_code: int | None = None
+
+
+class Progress(Struct, frozen=True, kw_only=True):
+    """How far a running job says it is: a fraction in [0, 1] or None, and a short text."""
+
+    id: str
+    value: float | None = None
+    text: str = ""
+
+
+class Job(Struct, frozen=True, kw_only=True):
+    """One stored call of a task, or one item of a queue (``task`` is then None).
+
+    ``delay`` and ``ttl`` are relative seconds and only read by ``Store.add``, which turns them into
+    ``run_at`` and ``expires_at`` by the store's own clock. ``digest`` stands for the arguments when
+    keys are compared. ``keep`` None means for ever, for what is done; the dead stay until purged.
+    """
+
+    id: str
+    queue: str = "default"
+    task: str | None = None
+    payload: bytes = b"null"
+    codec: str = "json"
+    headers: Mapping[str, str] = {}
+    priority: int = 0
+    rank: bytes = b""
+    delay: float | None = None
+    ttl: float | None = None
+    run_at: float | None = None
+    expires_at: float | None = None
+    attempt: int = 0
+    failures: int = 0
+    crashes: int = 0
+    suspect: bool = False
+    max_attempts: int = 1
+    max_crashes: int | None = 3
+    timeout: float | None = None
+    key: str | None = None
+    digest: bytes = b""
+    keep_key: float = DAY
+    keep: float | None = DAY
+    lane: str | None = None
+    status: Status = Status.QUEUED
+    created_at: float | None = None
+    started_at: float | None = None
+    finished_at: float | None = None
+    failure: Failure | None = None
+    result: bytes | None = None
+    progress: Progress | None = None
+    worker: str | None = None
+
+
+class Claim(Struct, frozen=True):
+    """A job in a worker's hands. ``receipt`` is the store's own: random, and opaque to all others."""
+
+    job: Job
+    receipt: bytes
+
+
+class Added(Struct, frozen=True):
+    """What became of one job given to ``add``.
+
+    ``id`` is the job that now stands for it: itself, or the one that holds its key. ``created`` is
+    False when nothing was stored because that job was there already; ``conflict`` is then True if
+    it has the same id but another payload.
+    """
+
+    id: str
+    created: bool = True
+    conflict: bool = False
+
+
+class Lost(Struct, frozen=True):
+    """A claim that is not ours any more, or that someone asked to cancel."""
+
+    claim: Claim
+    reason: Literal["lost", "cancelled"]
+
+
+class Verdict(Struct, frozen=True):
+    """What was decided about a claim. Made only by the five functions below.
+
+    ``then`` are jobs added in the same atomic write. ``started`` is False when the task function
+    was never entered: such a run leaves no trace in ``attempt``.
+    """
+
+    claim: Claim
+    kind: Literal["done", "retry", "give_back", "dead", "cancelled"]
+    result: bytes | None = None
+    delay: float = 0.0
+    failure: Failure | None = None
+    then: tuple[Job, ...] = ()
+    started: bool = True
+
+
+def done(claim: Claim, result: bytes | None = None, then: tuple[Job, ...] = ()) -> Verdict:
+    """The task returned; ``result`` is its encoded value."""
+    return Verdict(claim, "done", result, 0.0, None, then)
+
+
+def retry(claim: Claim, delay: float, failure: Failure, then: tuple[Job, ...] = ()) -> Verdict:
+    """The run failed and counts as a failure; again after ``delay`` seconds."""
+    return Verdict(claim, "retry", None, delay, failure, then)
+
+
+def give_back(claim: Claim, delay: float = 0.0, *, started: bool = True) -> Verdict:
+    """Shutdown or snooze: the job is queued again and no budget is touched."""
+    return Verdict(claim, "give_back", None, delay, started=started)
+
+
+def dead(
+    claim: Claim, failure: Failure, then: tuple[Job, ...] = (), *, started: bool = True
+) -> Verdict:
+    """The job failed for good; the run counts as a failure."""
+    return Verdict(claim, "dead", None, 0.0, failure, then, started)
+
+
+def cancelled(claim: Claim, failure: Failure | None = None, *, started: bool = True) -> Verdict:
+    """Someone, or the task itself, gave the job up."""
+    return Verdict(claim, "cancelled", None, 0.0, failure, started=started)
+
+
+class Death(Struct, frozen=True, kw_only=True):
+    """How a worker ended, as far as is known, and which of its claims it had started.
+
+    ``started`` None: nobody knows, so every claim counts as started. ``alone`` is true when the
+    worker ran one job at a time, so that the one it was running is to blame.
+    """
+
+    started: frozenset[str] | None = None
+    alone: bool = False
+    signal: int | None = None
+    exit_code: int | None = None
+    message: str = ""
+
+
+class Depth(Struct, frozen=True, kw_only=True):
+    """How many jobs a queue holds, by state. ``ready`` and ``delayed`` are both QUEUED."""
+
+    ready: int = 0
+    delayed: int = 0
+    running: int = 0
+    done: int = 0
+    dead: int = 0
+    cancelled: int = 0
+
+    @property
+    def queued(self) -> int:
+        return self.ready + self.delayed
+
+    @property
+    def live(self) -> int:
+        """Jobs that have not ended: what ``capacity`` counts."""
+        return self.ready + self.delayed + self.running

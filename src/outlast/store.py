@@ -1,0 +1,266 @@
+"""The seam: what the engine asks of any place where jobs live, and what that place promises."""
+
+from __future__ import annotations
+
+from enum import Flag, IntEnum, auto
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+
+from msgspec import Struct
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from outlast.job import Added, Claim, Death, Depth, Job, Lost, Progress, Status, Verdict
+
+__all__ = ["Cancelled", "Durability", "Feature", "Ledger", "Line", "Store", "WorkerInfo"]
+
+Cancelled = Literal["cancelled", "requested", "ended", "missing"]
+"""What ``Ledger.cancel`` did: at once, asked of the worker, too late, or no such job."""
+
+
+class Durability(IntEnum):
+    """What an accepted job survives. Each class includes those below it."""
+
+    MEMORY = 0
+    """Dies with the process."""
+    PROCESS = 1
+    """Survives kill -9 of every process; may die with the machine."""
+    POWER = 2
+    """Survives a power cut of the machine."""
+    REPLICA = 3
+    """Survives the loss of the machine or its disk."""
+
+    def __str__(self) -> str:
+        return self.name.lower()
+
+
+class Feature(Flag):
+    """What a store can do, known before it is asked. Checked when a task is registered."""
+
+    DELAY = auto()
+    """Due times and delayed retries."""
+    PRIORITY = auto()
+    """Priorities and ranks."""
+    KEYS = auto()
+    """Idempotency keys."""
+    RESULTS = auto()
+    """Results are kept and can be awaited."""
+    INSPECT = auto()
+    """The ``Ledger`` protocol."""
+    LANES = auto()
+    """Jobs of one lane run one at a time, in order."""
+    CAPACITY = auto()
+    """``add`` with a limit that holds across processes."""
+    STEPS = auto()
+    """Steps done once."""
+    JOIN = auto()
+    """``add`` and ``settle`` inside the caller's own transaction."""
+    PUSH = auto()
+    """``wait`` wakes on news instead of polling."""
+
+
+class Store(Protocol):
+    """Where jobs live. Every method is cancel-safe: cancelled in mid-call, it happened or it did not.
+
+    Driver errors leave as the errors of :mod:`outlast.errors`. What a store can't do raises
+    ``Unsupported`` before anything is touched.
+    """
+
+    url: str
+    """Where this is, absolute, without any secret."""
+    features: Feature
+    durability: Durability
+    """What an accepted job truly survives; found out by ``open``."""
+    lifelines: Path | None
+    """A folder on this host where worker processes keep their locks, or None if there is none."""
+
+    async def open(self) -> None:
+        """Create, check or migrate the schema; idempotent.
+
+        Raises ``DurabilityError`` if the store guarantees less than was asked for,
+        ``SchemaMismatch``, ``StoreDamaged`` or ``StoreUnavailable``.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Let go of everything; idempotent. What was accepted before is stored."""
+        ...
+
+    async def add(self, jobs: Sequence[Job], capacity: int | None = None) -> Sequence[Added]:
+        """Store jobs, all or none, durable when this returns; answers are aligned with the input.
+
+        An id that is stored already, or a key that is live or remembered, changes nothing and
+        answers ``created=False``. A key with another digest raises ``KeyConflict`` and stores none.
+        With ``capacity``, ``QueueFull`` if a queue named here would then hold more live jobs.
+        Raises ``EnqueueUncertain`` with the ids if it may or may not have happened.
+        Concurrent calls share one commit.
+        """
+        ...
+
+    async def claim(
+        self,
+        queues: Sequence[str],
+        tasks: Sequence[str | None],
+        limit: int,
+        lease: float,
+        worker: str,
+        newest: bool = False,
+    ) -> Sequence[Claim]:
+        """Take at once up to ``limit`` due jobs whose queue and task are named, in claim order.
+
+        ``None`` among the tasks names queue items. ``newest`` takes the last added first. The jobs
+        become RUNNING, with ``attempt`` one higher. Never waits for work.
+        """
+        ...
+
+    async def settle(self, verdicts: Sequence[Verdict]) -> Sequence[Lost]:
+        """Apply each verdict whose receipt still holds its job; durable when this returns.
+
+        Returns those that were not ours any more. One write for the batch; repeating is harmless.
+        """
+        ...
+
+    async def renew(
+        self, claims: Sequence[Claim], lease: float, notes: Sequence[Progress] = ()
+    ) -> Sequence[Lost]:
+        """Let the leases run ``lease`` seconds from now and store progress.
+
+        Returns the claims that are lost and those that someone asked to cancel.
+        """
+        ...
+
+    async def recover(self, limit: int) -> int:
+        """Put back, or bury if spent, at most ``limit`` claims whose lease ran out; how many."""
+        ...
+
+    async def recover_worker(self, worker: str, cause: Death) -> int:
+        """The same at once for all claims of a worker that is known to be dead; how many.
+
+        What had not started goes back untouched. What was running alone gets a crash, and is
+        buried at ``max_crashes``; what was running beside others becomes a suspect, uncounted.
+        """
+        ...
+
+    async def prune(self, limit: int) -> int:
+        """Expire what is past its time and delete at most ``limit`` old jobs and keys; how many."""
+        ...
+
+    async def wait(self, queues: Sequence[str], timeout: float, *, space: bool = False) -> None:
+        """Return when something may have become claimable, or after ``timeout`` seconds.
+
+        With ``space``: when jobs of these queues may have ended. May return early, never misses
+        what was committed after the caller's last look.
+        """
+        ...
+
+    async def depth(self, queue: str) -> Depth:
+        """Counts by state; cheap at any size."""
+        ...
+
+
+class Line(Struct, frozen=True, kw_only=True):
+    """The jobs of one task in one queue, counted."""
+
+    queue: str
+    task: str | None
+    depth: Depth
+    paused: bool = False
+    oldest: float | None = None
+    """``created_at`` of the job at the head of the line, or None when nothing is queued."""
+
+
+class WorkerInfo(Struct, frozen=True, kw_only=True):
+    """What a worker process says of itself; each call of ``beat`` replaces it."""
+
+    id: str
+    host: str
+    pid: int
+    queues: tuple[str, ...] = ()
+    tasks: tuple[str, ...] = ()
+    concurrency: int = 1
+    running: int = 0
+    started_at: float = 0.0
+    seen_at: float = 0.0
+    version: str = ""
+    library: str = ""
+    """Name and version of the library that serves the store in that process."""
+
+
+@runtime_checkable
+class Ledger(Protocol):
+    """Inspection, where ``Feature.INSPECT`` is set: for people, handles and the command line."""
+
+    async def get(self, ids: Sequence[str]) -> Sequence[Job | None]:
+        """The jobs as they stand, aligned with the ids; None for what isn't stored."""
+        ...
+
+    async def find(
+        self,
+        *,
+        status: Sequence[Status] = (),
+        queue: str | None = None,
+        task: str | None = None,
+        key: str | None = None,
+        since: float | None = None,
+        until: float | None = None,
+        after: str | None = None,
+        limit: int = 100,
+    ) -> Sequence[Job]:
+        """Jobs that fit, newest first; ``after`` is the last id of the page before.
+
+        ``since`` and ``until`` bound ``created_at``. Payloads are included.
+        """
+        ...
+
+    async def cancel(self, ids: Sequence[str]) -> Sequence[Cancelled]:
+        """Cancel queued jobs at once and ask the worker of running ones; durable."""
+        ...
+
+    async def revive(self, ids: Sequence[str]) -> Sequence[bool]:
+        """Queue DEAD and CANCELLED jobs again with fresh budgets; durable. False where it isn't one.
+
+        Takes the key again, or raises ``KeyConflict`` when another job holds it.
+        """
+        ...
+
+    async def purge(self, queue: str, status: Sequence[Status], *, dry_run: bool = False) -> int:
+        """Delete the queue's jobs in these states, keys included; how many. Never RUNNING ones.
+
+        Raises ``JobNotFound`` if no such queue was ever used.
+        """
+        ...
+
+    async def finished(self, ids: Sequence[str], timeout: float) -> Sequence[Job]:
+        """Those of the jobs that have ended, as soon as there is one, or none after ``timeout``.
+
+        Raises ``JobNotFound`` for an id that isn't stored.
+        """
+        ...
+
+    async def lines(self) -> Sequence[Line]:
+        """Every line there is, with its counts."""
+        ...
+
+    async def pause(self, queue: str, paused: bool = True) -> None:
+        """Stop, or let go on, all claims from a queue; durable."""
+        ...
+
+    async def beat(self, info: WorkerInfo) -> None:
+        """Record a worker; not durable."""
+        ...
+
+    async def leave(self, worker: str) -> None:
+        """Forget a worker that ended in order."""
+        ...
+
+    async def workers(self) -> Sequence[WorkerInfo]:
+        """The workers that were seen in the last hour and did not leave."""
+        ...
+
+    async def backup(self, path: Path) -> dict[str, Any]:
+        """Copy the whole store to a new file while it is in use, verify the copy, describe it.
+
+        Raises ``Unsupported`` where the store has a tool of its own for that.
+        """
+        ...
