@@ -1,30 +1,30 @@
 """Every error outlast raises, in one tree.
 
-    OutlastError
-      ConfigurationError        bad URL, bad option, extra not installed
-      StoreError
-        StoreUnavailable        can't reach it; trying again is sensible
-          StoreFull             no space left; nothing was stored
-        StoreClosed             used before open or after close
-        StoreDamaged            the file is not a database, or is corrupt
-        SchemaMismatch          older or newer than this code
-        DurabilityError         the store guarantees less than was asked for
-        EnqueueUncertain        may or may not be stored (has .ids); repeating is safe
-        Unsupported             this store can't; nothing was done
-      TaskError
-        UnknownTask, DuplicateTask
-      CodecError
-        EncodeError             (also a TypeError)
-        DecodeError             (keeps the bytes)
-      JobError
-        JobNotFound
-        KeyConflict             same key, other arguments
-        JobFailed               (has .failure)
-        JobCancelled
-        LeaseLost               inside a task whose lease went
-    Retry, Snooze, Cancel       raised by tasks to steer; not errors, not under the root
-    QueueEmpty, QueueFull       asyncio's own
-    QueueShutDown               asyncio's, ours before 3.13
+OutlastError
+  ConfigurationError        bad URL, bad option, extra not installed
+  StoreError
+    StoreUnavailable        can't reach it; trying again is sensible
+      StoreFull             no space left; nothing was stored
+    StoreClosed             used before open or after close
+    StoreDamaged            the file is not a database, or is corrupt
+    SchemaMismatch          older or newer than this code
+    DurabilityError         the store guarantees less than was asked for
+    EnqueueUncertain        may or may not be stored (has .ids); repeating is safe
+    Unsupported             this store can't; nothing was done
+  TaskError
+    UnknownTask, DuplicateTask
+  CodecError
+    EncodeError             (also a TypeError)
+    DecodeError             (keeps the bytes)
+  JobError
+    JobNotFound
+    KeyConflict             same key, other arguments
+    JobFailed               (has .failure)
+    JobCancelled
+    LeaseLost               inside a task whose lease went
+Retry, Snooze, Cancel       raised by tasks to steer; not errors, not under the root
+QueueEmpty, QueueFull       asyncio's own
+QueueShutDown               asyncio's, ours before 3.13
 """
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ class LeaseLost(JobError):
     """Another worker may hold this job now: whatever this run still does won't count."""
 
 
-class Retry(Exception):  # noqa: N818  it steers, it is no error
+class Retry(Exception):
     """Raised by a task: fail this run and try again, after ``delay`` seconds if given.
 
     Without ``delay`` the task's retry policy says when. It counts as a failure, so a job whose
@@ -198,7 +198,7 @@ class Retry(Exception):  # noqa: N818  it steers, it is no error
         self.reason = reason
 
 
-class Snooze(Exception):  # noqa: N818  it steers, it is no error
+class Snooze(Exception):
     """Raised by a task: not now, run me again after ``delay`` seconds. Spends no attempt."""
 
     def __init__(self, delay: float | timedelta) -> None:
@@ -206,7 +206,7 @@ class Snooze(Exception):  # noqa: N818  it steers, it is no error
         self.delay = delay
 
 
-class Cancel(Exception):  # noqa: N818  it steers, it is no error
+class Cancel(Exception):
     """Raised by a task: give this job up for good, without calling it a failure."""
 
     def __init__(self, reason: str = "") -> None:
@@ -216,12 +216,12 @@ class Cancel(Exception):  # noqa: N818  it steers, it is no error
 
 if TYPE_CHECKING:
 
-    class QueueShutDown(Exception):  # noqa: N818  asyncio's name
+    class QueueShutDown(Exception):
         """``put`` or ``get`` on a queue that was shut down."""
 
 elif hasattr(asyncio, "QueueShutDown"):
     QueueShutDown = asyncio.QueueShutDown
 else:
 
-    class QueueShutDown(Exception):  # noqa: N818  asyncio's name
+    class QueueShutDown(Exception):
         """``put`` or ``get`` on a queue that was shut down."""

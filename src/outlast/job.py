@@ -111,7 +111,7 @@ class Job(Struct, frozen=True, kw_only=True):
 
 
 class Claim(Struct, frozen=True):
-    """A job in a worker's hands. ``receipt`` is the store's own: random, and opaque to all others."""
+    """A job in a worker's hands. ``receipt`` is the store's own: random, opaque to others."""
 
     job: Job
     receipt: bytes

@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from msgspec import Struct
 
+from outlast.job import Depth
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from outlast.job import Added, Claim, Death, Depth, Job, Lost, Progress, Status, Verdict
+    from outlast.job import Added, Claim, Death, Job, Lost, Progress, Status, Verdict
 
 __all__ = ["Cancelled", "Durability", "Feature", "Ledger", "Line", "Store", "WorkerInfo"]
 
@@ -61,7 +63,7 @@ class Feature(Flag):
 
 
 class Store(Protocol):
-    """Where jobs live. Every method is cancel-safe: cancelled in mid-call, it happened or it did not.
+    """Where jobs live. Every method is cancel-safe: cancelled midway, it happened or it did not.
 
     Driver errors leave as the errors of :mod:`outlast.errors`. What a store can't do raises
     ``Unsupported`` before anything is touched.
@@ -218,7 +220,7 @@ class Ledger(Protocol):
         ...
 
     async def revive(self, ids: Sequence[str]) -> Sequence[bool]:
-        """Queue DEAD and CANCELLED jobs again with fresh budgets; durable. False where it isn't one.
+        """Queue DEAD and CANCELLED jobs again with fresh budgets; durable. False if it is neither.
 
         Takes the key again, or raises ``KeyConflict`` when another job holds it.
         """
