@@ -1,0 +1,67 @@
+"""What every part of the suite shares: the `needs` marker, which skips loudly or fails."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from functools import cache
+
+import pytest
+
+
+def _missing_tools(*tools: str) -> str | None:
+    missing = [tool for tool in tools if shutil.which(tool, path=_path()) is None]
+    return f"not found: {', '.join(missing)}" if missing else None
+
+
+def _path() -> str:
+    return os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
+
+
+def _servers() -> str | None:
+    return _missing_tools("postgres", "redis-server", "rabbitmq-server")
+
+
+def _cut() -> str | None:
+    """A power cut needs a file system of our own to cut: root, and the tools to make one."""
+    if os.geteuid() != 0:
+        return "only root can mount a file system"
+    return _missing_tools("mke2fs", "losetup", "mount", "strace")
+
+
+def _netns() -> str | None:
+    missing = _missing_tools("ip", "unshare")
+    if missing is not None:
+        return missing
+    probe = subprocess.run(["unshare", "--net", "true"], capture_output=True, check=False)
+    return None if probe.returncode == 0 else "network namespaces are not allowed here"
+
+
+def _py313() -> str | None:
+    if os.environ.get("OUTLAST_PY313"):
+        return None
+    return "OUTLAST_PY313 names no Python 3.13 with its test package (scripts/test looks for one)"
+
+
+_PROBES = {"servers": _servers, "cut": _cut, "netns": _netns, "py313": _py313}
+
+
+@cache
+def missing(what: str) -> str | None:
+    """Why this machine can't run tests that need ``what``, or None if it can."""
+    return _PROBES[what]()
+
+
+@pytest.fixture(autouse=True)
+def _needs(request: pytest.FixtureRequest) -> None:
+    """Skips a test whose needs aren't met, or fails it where OUTLAST_REQUIRE names the need."""
+    required = os.environ.get("OUTLAST_REQUIRE", "").split(",")
+    for marker in request.node.iter_markers("needs"):
+        for what in marker.args:
+            reason = missing(what)
+            if reason is None:
+                continue
+            if what in required:
+                pytest.fail(f"OUTLAST_REQUIRE names {what!r}, but: {reason}", pytrace=False)
+            pytest.skip(f"needs {what}: {reason}")
