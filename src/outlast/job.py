@@ -159,7 +159,11 @@ def done(claim: Claim, result: bytes | None = None, then: tuple[Job, ...] = ()) 
 
 
 def retry(claim: Claim, delay: float, failure: Failure, then: tuple[Job, ...] = ()) -> Verdict:
-    """The run failed and counts as a failure; again after ``delay`` seconds."""
+    """The run failed and counts as a failure; again after ``delay`` seconds.
+
+    A failure of kind ``crash`` (the run killed the process of its own that it ran in) counts in
+    ``crashes`` instead of ``failures``.
+    """
     return Verdict(claim, "retry", None, delay, failure, then)
 
 
@@ -171,7 +175,7 @@ def give_back(claim: Claim, delay: float = 0.0, *, started: bool = True) -> Verd
 def dead(
     claim: Claim, failure: Failure, then: tuple[Job, ...] = (), *, started: bool = True
 ) -> Verdict:
-    """The job failed for good; the run counts as a failure."""
+    """The job failed for good; the run counts as a failure, or as a crash if that is its kind."""
     return Verdict(claim, "dead", None, 0.0, failure, then, started)
 
 
@@ -183,11 +187,20 @@ def cancelled(claim: Claim, failure: Failure | None = None, *, started: bool = T
 class Death(Struct, frozen=True, kw_only=True):
     """How a worker ended, as far as is known, and which of its claims it had started.
 
-    ``started`` None: nobody knows, so every claim counts as started. ``alone`` is true when the
-    worker ran one job at a time, so that the one it was running is to blame.
+    ``started`` None: nobody knows, so every claim counts as started. What had not started goes back
+    untouched, ``attempt`` included.
+
+    ``blamed`` holds those of the started ones that were still running, so that one of them may have
+    killed the worker; None stands for all that started. What started and is not blamed (it had
+    returned and waited to be settled, or the machine restarted, or the worker stopped in order)
+    goes back as by ``give_back``: its ``attempt`` stays, no crash is counted, no suspect is made.
+
+    ``alone`` is true when only one job was running: what is blamed then gets the crash, and else
+    becomes a suspect.
     """
 
     started: frozenset[str] | None = None
+    blamed: frozenset[str] | None = None
     alone: bool = False
     signal: int | None = None
     exit_code: int | None = None
