@@ -1,0 +1,19 @@
+"""Power cuts on a real file system: what each setting of SQLite, and outlast, loses."""
+
+from __future__ import annotations
+
+import pytest
+from tests.proof.cut import sweep
+
+pytestmark = [pytest.mark.needs("cut"), pytest.mark.timeout(120)]
+
+
+def test_plain_sqlite_with_full_sync_loses_nothing() -> None:
+    tally = sweep("plain-full", rounds=5, seed=1)
+    assert (tally.rounds, tally.empty, tally.lost, tally.broken) == (5, 0, 0, {})
+
+
+@pytest.mark.parametrize("load", ["plain-normal", "plain-off"])
+def test_the_rig_sees_what_weaker_settings_lose(load: str) -> None:
+    tally = sweep(load, rounds=8, seed=1)
+    assert tally.lost > 0, "a rig that has never caught a loss proves nothing"
