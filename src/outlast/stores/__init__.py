@@ -1,1 +1,62 @@
 """Opens a store by its URL; each store is one package, imported only when it is named."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from outlast.errors import ConfigurationError
+from outlast.limits import check_name
+from outlast.stores.urls import parse, redact
+
+if TYPE_CHECKING:
+    from outlast.chance import Chance
+    from outlast.clock import Clock
+    from outlast.store import Durability, Store
+
+__all__ = ["connect", "redact"]
+
+
+def connect(
+    url: str,
+    *,
+    namespace: str = "default",
+    durability: Durability | None = None,
+    create: bool = True,
+    clock: Clock | None = None,
+    chance: Chance | None = None,
+) -> Store:
+    """The store behind a URL, not opened yet; nothing is touched before its ``open``.
+
+    ``sqlite:///jobs.db`` is a file in this folder, ``sqlite:////srv/jobs.db`` an absolute path.
+    ``memory://`` is a store of its own with each call, ``memory://name`` is shared by all in this
+    process that use the name. ``durability``, here or as ``?durability=`` in the URL, is what must
+    hold: power if nothing is said, and just memory for a memory store. With ``create=False`` a
+    missing file is an error of ``open``.
+
+    Raises ``ConfigurationError`` for a URL, a namespace or a combination that can't be meant.
+    """
+    address = parse(url)
+    check_name(namespace, "namespace")
+    required = address.durability
+    if durability is not None and required not in (None, durability):
+        raise ConfigurationError(
+            f"{redact(url)!r} and the argument durability={durability} disagree: say it once"
+        )
+    if required is None:
+        required = durability
+    if address.scheme == "memory":
+        from outlast.stores.memory import open_memory
+
+        return open_memory(
+            address.path, namespace=namespace, durability=required, clock=clock, chance=chance
+        )
+    from outlast.stores.sqlite import open_sqlite
+
+    return open_sqlite(
+        address.path,
+        namespace=namespace,
+        durability=required,
+        create=create,
+        clock=clock,
+        chance=chance,
+    )

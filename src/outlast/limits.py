@@ -1,0 +1,112 @@
+"""What a job may look like: the one check that the app, the queues and every store share."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from math import inf
+from typing import TYPE_CHECKING
+
+from outlast.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from outlast.job import Job
+
+__all__ = ["MAX_ID", "MAX_KEY", "MAX_PRIORITY", "check_job", "check_name"]
+
+MAX_ID = 128
+MAX_KEY = 512
+MAX_PRIORITY = 100
+
+_NAME = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
+
+
+def check_name(name: object, what: str = "name") -> None:
+    """Refuse a queue, task or namespace name that some store could not carry.
+
+    Raises ``ConfigurationError``.
+    """
+    if not (isinstance(name, str) and _plain(name)):
+        raise ConfigurationError(
+            f"{what} {_shown(name)}: use 1 to 128 of the letters A-Z and a-z, digits, and _ . : -"
+        )
+
+
+@lru_cache(maxsize=4096)
+def _plain(name: str) -> bool:
+    return _NAME.fullmatch(name) is not None
+
+
+def check_job(job: Job) -> None:
+    """Refuse a job that no store may take: bad names, keys, priorities or durations.
+
+    Raises ``ConfigurationError`` naming the field. It is called once for each job that is added,
+    so the usual job passes on one expression, and only a doubtful one is looked at field by field.
+    """
+    if not (
+        _plain(job.queue)
+        and (job.task is None or _plain(job.task))
+        and job.delay is job.ttl is job.run_at is job.expires_at is job.lane is None
+        and (job.key is None or (0 < len(job.key) <= MAX_KEY and _clean(job.key)))
+        and (job.timeout is None or 0.0 < job.timeout < inf)
+        and job.priority.__class__ is int
+        and -MAX_PRIORITY <= job.priority <= MAX_PRIORITY
+        and 0 < len(job.id) <= MAX_ID
+        and _clean(job.id)
+        and 0.0 <= job.keep_key < inf
+        and (job.keep is None or 0.0 <= job.keep < inf)
+        and job.max_attempts >= 1
+        and (job.max_crashes is None or job.max_crashes >= 1)
+    ):
+        _check_fields(job)
+
+
+def _clean(text: str) -> bool:
+    return text.isascii() and text.isprintable()
+
+
+def _check_fields(job: Job) -> None:
+    check_name(job.queue, "queue")
+    if job.task is not None:
+        check_name(job.task, "task")
+    _check_text(job.id, "id", MAX_ID)
+    for what, text in (("key", job.key), ("lane", job.lane)):
+        if text is not None:
+            _check_text(text, what, MAX_KEY)
+    if type(job.priority) is not int or not -MAX_PRIORITY <= job.priority <= MAX_PRIORITY:
+        raise ConfigurationError(
+            f"priority {job.priority!r}: use a whole number from -{MAX_PRIORITY} to {MAX_PRIORITY}"
+        )
+    for what, count in (("max_attempts", job.max_attempts), ("max_crashes", job.max_crashes)):
+        if count is not None and count < 1:
+            raise ConfigurationError(f"{what} {count!r}: use at least 1")
+    _check_times(job)
+
+
+def _check_times(job: Job) -> None:
+    for what in ("delay", "ttl", "keep", "keep_key"):
+        seconds = getattr(job, what)
+        if seconds is not None and not 0.0 <= seconds < inf:
+            raise ConfigurationError(f"{what} {seconds!r}: use a number of seconds from 0 up")
+    if job.timeout is not None and not 0.0 < job.timeout < inf:
+        raise ConfigurationError(f"timeout {job.timeout!r}: use a number of seconds above 0")
+    for what in ("run_at", "expires_at"):
+        moment = getattr(job, what)
+        if moment is not None and not -inf < moment < inf:
+            raise ConfigurationError(f"{what} {moment!r}: use a moment in seconds since 1970")
+
+
+def _check_text(text: object, what: str, limit: int) -> None:
+    if not (isinstance(text, str) and 0 < len(text) <= limit):
+        raise ConfigurationError(f"{what} {_shown(text)}: use a text of 1 to {limit} characters")
+    if "\0" in text:
+        raise ConfigurationError(f"{what} {_shown(text)}: NUL can't be stored everywhere")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ConfigurationError(f"{what} {_shown(text)}: holds half a character") from None
+
+
+def _shown(value: object) -> str:
+    text = ascii(value)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,313 @@
+"""What a store does, on the table of one namespace: plain calls, each of them one step."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from heapq import heapify, heappop, heappush
+from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
+
+from outlast.errors import KeyConflict, QueueFull
+from outlast.job import Added, Claim, Death, Depth, Failure, Job, Lost, Progress, Status, Verdict
+from outlast.limits import check_job
+from outlast.stores.memory.bell import Bell
+from outlast.stores.memory.table import KeyEntry, Table
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from outlast.store import WorkerInfo
+    from outlast.stores.memory.order import Line, Row
+
+__all__ = ["Room"]
+
+
+class Room:
+    """The jobs of one namespace, shared by every store that was opened on it.
+
+    Callers hold ``lock`` around each call. ``now`` is a moment; ``monotonic`` measures leases, so
+    that a clock which is set back or forward neither prolongs nor ends one.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.bell = Bell()
+        self.table = Table(self.bell)
+        self.workers: dict[str, WorkerInfo] = {}
+
+    def add(self, jobs: Sequence[Job], capacity: int | None, now: float) -> list[Added]:
+        """Store all of them, or raise and store none."""
+        fresh: dict[str, Job] = {}
+        keys: dict[tuple[str | None, str], KeyEntry] = {}
+        answers: list[Added] = []
+        for job in jobs:
+            check_job(job)
+            answer = self._standing(job, fresh, keys, now)
+            answers.append(answer)
+            if answer.created:
+                fresh[job.id] = job
+                if job.key is not None:
+                    keys[job.task, job.key] = KeyEntry(job.id, job.digest)
+        if capacity is not None:
+            self._check_capacity(fresh, capacity)
+        for job in fresh.values():
+            self.table.insert(job, now)
+        return answers
+
+    def claim(
+        self,
+        queues: Sequence[str],
+        tasks: Sequence[str | None],
+        limit: int,
+        lease: float,
+        worker: str,
+        newest: bool,
+        now: float,
+        receipt: Callable[[], bytes],
+    ) -> list[Claim]:
+        """Start up to ``limit`` jobs, the first in order over all lines asked for."""
+        table = self.table
+        table.expire(now)
+        lines = self._claimable(queues, tasks, newest, now)
+        heads: list[tuple[Any, int]] = []
+        for index, line in enumerate(lines):
+            if (top := line.pile(newest).top()) is not None:
+                heads.append((top[0], index))
+        heapify(heads)
+        claims: list[Claim] = []
+        while heads and len(claims) < limit:
+            key, index = heappop(heads)
+            pile = lines[index].pile(newest)
+            row = pile.pop()
+            if row.lane is not None and row.blocked:
+                row.lane.park(key, row, newest)
+            else:
+                token = receipt()
+                claims.append(Claim(table.start(row, worker, token, lease, now), token))
+            if (top := pile.top()) is not None:
+                heappush(heads, (top[0], index))
+        return claims
+
+    def settle(self, verdicts: Sequence[Verdict], now: float) -> list[Lost]:
+        """Apply what still holds, in order; return the rest."""
+        for verdict in verdicts:
+            for job in verdict.then:
+                check_job(job)
+        lost: list[Lost] = []
+        for verdict in verdicts:
+            row = self._held(verdict.claim)
+            if row is None:
+                lost.append(Lost(verdict.claim, "lost"))
+                continue
+            self._apply(row, verdict, now)
+            for job in verdict.then:
+                if self._is_new(job, now):
+                    self.table.insert(job, now)
+        return lost
+
+    def renew(self, claims: Sequence[Claim], until: float, notes: Sequence[Progress]) -> list[Lost]:
+        """Extend what is still held, note its progress, and tell what is lost or unwanted."""
+        lost: list[Lost] = []
+        by_id = {note.id: note for note in notes}
+        for claim in claims:
+            row = self._held(claim)
+            if row is None:
+                lost.append(Lost(claim, "lost"))
+                continue
+            if until < row.lease:
+                self.table.leases.push((until, row.seq), row)
+            row.lease = until
+            note = by_id.get(claim.job.id)
+            if note is not None:
+                row.job = replace(row.job, progress=note)
+            if row.asked:
+                lost.append(Lost(claim, "cancelled"))
+        return lost
+
+    def recover(self, limit: int, now: float, monotonic: float) -> int:
+        """Take back what nobody renewed; a first time is suspicious, the next a crash."""
+        leases = self.table.leases
+        count = 0
+        while count < limit and (top := leases.top()) is not None and top[0][0] <= monotonic:
+            row = leases.pop()
+            if row.lease > monotonic:
+                leases.push((row.lease, row.seq), row)
+                continue
+            if row.job.suspect:
+                self._crash(row, Failure(kind="crash", message="the lease ran out"), now)
+            else:
+                self.table.requeue(row, replace(row.job, suspect=True), now)
+            count += 1
+        return count
+
+    def recover_worker(self, worker: str, cause: Death, now: float) -> int:
+        """Take back all that a dead worker held, and blame what can only have been the one."""
+        rows = list(self.table.running.get(worker, {}).values())
+        started = [row for row in rows if cause.started is None or row.job.id in cause.started]
+        blamed = [row for row in started if cause.blamed is None or row.job.id in cause.blamed]
+        for row in rows:
+            job = row.job
+            if row not in started:
+                self.table.requeue(row, replace(job, attempt=job.attempt - 1), now)
+            elif row not in blamed:
+                self.table.requeue(row, replace(job, suspect=False), now)
+            elif cause.alone or len(blamed) == 1:
+                self._crash(row, _crash_of(cause), now)
+            else:
+                self.table.requeue(row, replace(job, suspect=True), now)
+        return len(rows)
+
+    def prune(self, limit: int, now: float) -> int:
+        """Expire, then forget jobs, then keys: ``limit`` in all."""
+        count = self.table.expire(now, limit)
+        if count < limit:
+            for row in self.table.outlived(now):
+                self.table.remove(row)
+                count += 1
+                if count == limit:
+                    break
+        return count + self.table.fade(now, limit - count)
+
+    def depth(self, queue: str, now: float) -> Depth:
+        self.table.promote(queue, now)
+        total: Counter[Status] = Counter()
+        delayed = 0
+        for line in self.table.queues.get(queue, ()):
+            total.update(line.counts)
+            delayed += line.delayed
+        return _depth(total, delayed)
+
+    def next_due(self, queues: Sequence[str], now: float) -> float | None:
+        """When the first delayed job of these queues comes due; those due by now are let in."""
+        moments: list[float] = []
+        for queue in queues:
+            self.table.promote(queue, now)
+            if queue not in self.table.paused:
+                tops = (line.later.top() for line in self.table.queues.get(queue, ()))
+                moments += [top[0][0] for top in tops if top is not None]
+        return min(moments, default=None)
+
+    def _standing(
+        self,
+        job: Job,
+        fresh: dict[str, Job],
+        keys: dict[tuple[str | None, str], KeyEntry],
+        now: float,
+    ) -> Added:
+        """What stands in a new job's place already: in the store, or earlier in its batch."""
+        row = self.table.rows.get(job.id)
+        twin = fresh.get(job.id) if row is None else row.job
+        if twin is not None:
+            same = (job.queue, job.task, job.payload) == (twin.queue, twin.task, twin.payload)
+            return Added(job.id, created=False, conflict=not same)
+        if job.key is not None:
+            entry = self.table.key(job.task, job.key, now) or keys.get((job.task, job.key))
+            if entry is not None:
+                if entry.digest != job.digest:
+                    raise KeyConflict(
+                        f"key {job.key!r} of task {job.task!r} belongs to job {entry.id}, which "
+                        f"has other arguments; nothing was stored"
+                    )
+                return Added(entry.id, created=False)
+        return Added(job.id)
+
+    def _is_new(self, job: Job, now: float) -> bool:
+        if job.id in self.table.rows:
+            return False
+        return job.key is None or self.table.key(job.task, job.key, now) is None
+
+    def _check_capacity(self, fresh: dict[str, Job], capacity: int) -> None:
+        for queue, more in Counter(job.queue for job in fresh.values()).items():
+            live = sum(
+                line.counts[Status.QUEUED] + line.counts[Status.RUNNING]
+                for line in self.table.queues.get(queue, ())
+            )
+            if live + more > capacity:
+                raise QueueFull(f"queue {queue!r} holds {live} of {capacity} jobs")
+
+    def _claimable(
+        self, queues: Sequence[str], tasks: Sequence[str | None], newest: bool, now: float
+    ) -> list[Line]:
+        table = self.table
+        lines: list[Line] = []
+        for queue in dict.fromkeys(queues):
+            table.promote(queue, now)
+            if queue in table.paused:
+                continue
+            for task in dict.fromkeys(tasks):
+                line = table.lines.get((queue, task))
+                if line is not None and line.counts[Status.QUEUED]:
+                    lines.append(line)
+        if newest:
+            for line in lines:
+                line.sort_newest(table.rows.values())
+        return lines
+
+    def _held(self, claim: Claim) -> Row | None:
+        row = self.table.rows.get(claim.job.id)
+        if row is None or row.job.status is not Status.RUNNING or row.receipt != claim.receipt:
+            return None
+        return row
+
+    def _apply(self, row: Row, verdict: Verdict, now: float) -> None:
+        table = self.table
+        if not verdict.started:
+            row.job = replace(row.job, attempt=row.job.attempt - 1)
+        job = row.job
+        match verdict.kind:
+            case "done":
+                table.end(row, Status.DONE, now, None, verdict.result)
+            case "dead":
+                if verdict.started:
+                    row.job = _counted(job, verdict.failure)
+                table.end(row, Status.DEAD, now, verdict.failure)
+            case "cancelled":
+                failure = verdict.failure or Failure(kind="cancelled")
+                table.end(row, Status.CANCELLED, now, failure)
+            case "retry" | "give_back":
+                if verdict.kind == "retry":
+                    job = replace(_counted(job, verdict.failure), failure=verdict.failure)
+                if verdict.started:
+                    job = replace(job, suspect=False)
+                if verdict.delay > 0:
+                    job = replace(job, run_at=now + verdict.delay)
+                table.requeue(row, job, now)
+
+    def _crash(self, row: Row, failure: Failure, now: float) -> None:
+        job = row.job
+        row.job = job = replace(job, crashes=job.crashes + 1, suspect=True, failure=failure)
+        if job.max_crashes is not None and job.crashes >= job.max_crashes:
+            self.table.end(row, Status.DEAD, now, failure)
+        else:
+            self.table.requeue(row, job, now)
+
+
+def _counted(job: Job, failure: Failure | None) -> Job:
+    """The job with one more failure, or one more crash if its own process died."""
+    if failure is not None and failure.kind == "crash":
+        return replace(job, crashes=job.crashes + 1)
+    return replace(job, failures=job.failures + 1)
+
+
+def _crash_of(cause: Death) -> Failure:
+    how = "the worker died"
+    if cause.signal is not None:
+        how += f" by signal {cause.signal}"
+    elif cause.exit_code is not None:
+        how += f" with exit code {cause.exit_code}"
+    if cause.message:
+        how += f": {cause.message}"
+    return Failure(kind="crash", message=how, signal=cause.signal, exit_code=cause.exit_code)
+
+
+def _depth(total: Counter[Status], delayed: int) -> Depth:
+    return Depth(
+        ready=total[Status.QUEUED] - delayed,
+        delayed=delayed,
+        running=total[Status.RUNNING],
+        done=total[Status.DONE],
+        dead=total[Status.DEAD],
+        cancelled=total[Status.CANCELLED],
+    )

@@ -1,0 +1,112 @@
+"""Store URLs: read, checked, and shown without their secrets."""
+
+from __future__ import annotations
+
+import re
+from urllib.parse import parse_qsl, unquote
+
+from msgspec import Struct
+
+from outlast.errors import ConfigurationError
+from outlast.limits import check_name
+from outlast.store import Durability
+
+__all__ = ["Address", "parse", "redact"]
+
+_EXAMPLES = "memory://, sqlite:///jobs.db (this folder) or sqlite:////var/lib/app/jobs.db"
+_LATER = ("amqp", "amqps", "postgres", "postgresql", "redis", "rediss", "valkey")
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+_SECRETS = re.compile(r"(?i)([?&;][^=&;]*(?:pass|pwd|secret|token|key|auth)[^=&;]*=)[^&;#]*")
+_CLASSES = {str(each): each for each in Durability}
+
+
+class Address(Struct, frozen=True, kw_only=True):
+    """Where a store is: its kind, what comes after ``://``, and what the query asks for."""
+
+    scheme: str
+    path: str
+    durability: Durability | None = None
+
+
+def redact(url: str) -> str:
+    """The URL as people may see it: ``scheme://user:***@host``. Never fails, whatever it is given.
+
+    Only this function turns a URL into text for messages, logs and pages. The user part ends at the
+    last ``@`` before the path; a password may hold ``/`` or ``@`` unquoted, so if in doubt more
+    than the password is hidden.
+    """
+    scheme, mark, rest = url.partition("://")
+    if not mark:
+        scheme, rest = "", url
+    login, at, place = ("", "", rest) if rest.startswith("/") else rest.rpartition("@")
+    if at:
+        user, colon, _ = login.partition(":")
+        login = f"{user}:***" if colon else "***"
+    return _SECRETS.sub(r"\1***", f"{scheme}{mark}{login}{at}{place}")
+
+
+def parse(url: str) -> Address:
+    """Read a URL. Raises ``ConfigurationError``, which says what was found and what to write."""
+    if not url.strip():
+        raise ConfigurationError(f"no store URL was given: use {_EXAMPLES}")
+    match = _SCHEME.match(url)
+    if match is None:
+        raise ConfigurationError(f"{redact(url)!r} is not a store URL: use {_EXAMPLES}")
+    scheme = match[1].lower()
+    if scheme in _LATER:
+        raise ConfigurationError(
+            f"{redact(url)!r}: {scheme} is not in this version: use {_EXAMPLES}"
+        )
+    if scheme not in ("memory", "sqlite"):
+        raise ConfigurationError(f"{redact(url)!r}: no store is called {scheme!r}: use {_EXAMPLES}")
+    if any(not mark.isprintable() for mark in url):
+        raise ConfigurationError(f"{redact(url)!r} holds a character that can't be seen")
+    rest, _, query = url[match.end() :].partition("?")
+    if "#" in rest + query:
+        raise ConfigurationError(f"{redact(url)!r}: write %23 for a # in a name")
+    return Address(
+        scheme=scheme,
+        path=_room(rest, url) if scheme == "memory" else _file(rest, url),
+        durability=_durability(query, url),
+    )
+
+
+def _room(rest: str, url: str) -> str:
+    name = rest.rstrip("/")
+    if name:
+        if "@" in name:
+            raise ConfigurationError(f"{redact(url)!r}: a memory store has no user")
+        check_name(name, "memory://")
+    return name
+
+
+def _file(rest: str, url: str) -> str:
+    """The file: relative after three slashes, absolute after four."""
+    if not rest.startswith("/"):
+        raise ConfigurationError(
+            f"{redact(url)!r} names a host, but SQLite is a file: use sqlite:/// and a name in "
+            f"this folder, or sqlite://// and an absolute path"
+        )
+    path = unquote(rest[1:])
+    if not path or path.endswith("/"):
+        raise ConfigurationError(f"{redact(url)!r} names no file: use sqlite:///jobs.db")
+    if path == ":memory:":
+        raise ConfigurationError(f"{redact(url)!r} keeps nothing: use memory:// if that is meant")
+    if "\0" in path:
+        raise ConfigurationError(f"{redact(url)!r}: a file name can't hold NUL")
+    return path
+
+
+def _durability(query: str, url: str) -> Durability | None:
+    found: Durability | None = None
+    for name, value in parse_qsl(query, keep_blank_values=True):
+        if name != "durability" or found is not None:
+            raise ConfigurationError(
+                f"{redact(url)!r}: after the ? only durability= is known, and once"
+            )
+        found = _CLASSES.get(value)
+        if found is None:
+            raise ConfigurationError(
+                f"{redact(url)!r}: use one of durability={', '.join(_CLASSES)}"
+            )
+    return found
