@@ -225,3 +225,10 @@ else:
 
     class QueueShutDown(Exception):
         """``put`` or ``get`` on a queue that was shut down."""
+
+
+# People import them from `outlast`, so that is where a traceback says they live.
+for _name in __all__:
+    if globals()[_name].__module__ == __name__:
+        globals()[_name].__module__ = "outlast"
+del _name

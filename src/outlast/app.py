@@ -1,0 +1,401 @@
+"""The app: where tasks are registered, calls are stored, and the store's URL is known."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+import threading
+from contextlib import asynccontextmanager
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, Self, TypeVar, overload
+
+from outlast.access import Access
+from outlast.chance import SystemChance
+from outlast.clock import SystemClock
+from outlast.codec import ItemCodec, Signature
+from outlast.desk import Desk
+from outlast.errors import ConfigurationError, DuplicateTask
+from outlast.handle import Handle
+from outlast.job import DAY
+from outlast.limits import check_name
+from outlast.location import find_url, pin
+from outlast.options import task_options
+from outlast.stores import connect, redact
+from outlast.task import AsyncTask, SyncTask, Task, default_name, kind_of
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
+    from datetime import timedelta
+    from types import TracebackType
+
+    from outlast.chance import Chance
+    from outlast.clock import Clock
+    from outlast.hooks import Hooks
+    from outlast.options import Lane, TaskOptions
+    from outlast.retry import RetryPolicy
+    from outlast.store import Durability, Store
+    from outlast.task import Call
+    from outlast.worker import Worker
+
+__all__ = ["Outlast"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+log = logging.getLogger(__name__)
+
+
+class Decorator(Protocol):
+    """What ``@app.task(...)`` with options gives: it makes a task of a function."""
+
+    @overload
+    def __call__(self, fn: Callable[P, Coroutine[Any, Any, R]], /) -> AsyncTask[P, R]: ...
+    @overload
+    def __call__(self, fn: Callable[P, R], /) -> SyncTask[P, R]: ...
+
+
+class Outlast:
+    """Holds the tasks of a program and the URL of the store where their jobs live.
+
+    The URL is the argument, else the environment variable ``OUTLAST_URL``, else the content of
+    the file that ``OUTLAST_URL_FILE`` names. ``durability`` is what the store must guarantee
+    (default: that accepted jobs survive a power cut, where the store can). ``max_payload`` is in
+    bytes, for arguments and results alike; ``max_depth`` counts nested containers.
+
+    Raises ``ConfigurationError`` if the URL or an option is wrong.
+
+    >>> app = Outlast("sqlite:///shop.db")
+    >>> async with app:
+    ...     handle = await send_receipt.enqueue(42, to="a@b.example")
+    """
+
+    __module__ = "outlast"
+
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        namespace: str = "default",
+        durability: Durability | None = None,
+        create: bool = True,
+        max_payload: int = 1 << 20,
+        max_depth: int = 64,
+        clock: Clock | None = None,
+        chance: Chance | None = None,
+    ) -> None:
+        check_name(namespace, "namespace")
+        self.namespace = namespace
+        self._durability = durability
+        self._create = create
+        self._limits = {
+            "max_bytes": _count("max_payload", max_payload),
+            "max_depth": _count("max_depth", max_depth),
+        }
+        self._clock = SystemClock() if clock is None else clock
+        self._chance = SystemChance() if chance is None else chance
+        self._tasks: dict[str, Task[..., Any]] = {}
+        self._access = Access(self.open_store)
+        self._desk = Desk(
+            self._access, self._tasks, self._chance.uuid7, ItemCodec(Any, **self._limits)
+        )
+        self._given = url
+        self._anchor: Store | None = None
+        self._locating = threading.Lock()
+        self._url = self._locate()
+
+    def __repr__(self) -> str:
+        return f"<Outlast {self.url or 'without a URL'} namespace={self.namespace!r}>"
+
+    @property
+    def url(self) -> str | None:
+        """Where the jobs live, without any secret; None while nothing says where."""
+        return None if self._url is None else redact(self._url)
+
+    @property
+    def tasks(self) -> Mapping[str, Task[..., Any]]:
+        """The registered tasks by name; a live view that can't be written to."""
+        return MappingProxyType(self._tasks)
+
+    @property
+    def store(self) -> Store:
+        """The open store. Raises ``StoreClosed`` outside of ``async with app``."""
+        return self._access.store()
+
+    @overload
+    def task(self, fn: Callable[P, Coroutine[Any, Any, R]], /) -> AsyncTask[P, R]: ...
+    @overload
+    def task(self, fn: Callable[P, R], /) -> SyncTask[P, R]: ...
+    @overload
+    def task(
+        self,
+        *,
+        name: str | None = None,
+        queue: str = "default",
+        retry: RetryPolicy | int = 1,
+        timeout: float | timedelta | None = None,
+        priority: int = 0,
+        keep: float | timedelta | None = DAY,
+        keep_key: float | timedelta = DAY,
+        max_crashes: int | None = 3,
+        processes: bool = False,
+        lane: Lane = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Decorator: ...
+
+    def task(
+        self,
+        fn: Any = None,
+        /,
+        *,
+        name: str | None = None,
+        queue: str = "default",
+        retry: RetryPolicy | int = 1,
+        timeout: float | timedelta | None = None,
+        priority: int = 0,
+        keep: float | timedelta | None = DAY,
+        keep_key: float | timedelta = DAY,
+        max_crashes: int | None = 3,
+        processes: bool = False,
+        lane: Lane = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Any:
+        """Register a function as a task, with or without options.
+
+        ``async def`` runs in the worker's event loop, a plain function in a thread, or in a
+        process of its own with ``processes=True``. ``retry`` is a ``RetryPolicy`` or the number
+        of attempts; ``timeout`` is seconds for one run; ``keep`` is how long the job and its
+        result are kept after a good end (at least an hour; None: for ever) and ``keep_key`` how
+        long its key is remembered. ``max_crashes`` is how many workers it may take with it.
+        ``lane`` is a text, or a function of the arguments: jobs of one lane run one at a time.
+
+        Raises ``ConfigurationError`` naming the option, ``DuplicateTask`` if another function
+        has that name, and ``Unsupported`` if the open store can't do what an option needs.
+
+        >>> @app.task(retry=RetryPolicy(attempts=5), timeout=30)
+        ... async def send_receipt(order: int, to: str) -> str: ...
+        """
+        options = task_options(
+            queue=queue,
+            retry=retry,
+            timeout=timeout,
+            priority=priority,
+            keep=keep,
+            keep_key=keep_key,
+            max_crashes=max_crashes,
+            processes=processes,
+            lane=lane,
+            headers=headers,
+        )
+
+        def register(function: Callable[..., Any]) -> Task[..., Any]:
+            return self._register(function, name, options)
+
+        return register if fn is None else register(fn)
+
+    async def enqueue_many(self, calls: Iterable[Call[R]]) -> list[Handle[R]]:
+        """Store a batch of calls in one write: all of them, or none if this raises.
+
+        The handles are aligned with the calls. The errors are those of ``Task.enqueue``.
+
+        >>> await app.enqueue_many([resize.call(path) for path in paths])
+        """
+        return await self._desk.submit(list(calls))
+
+    def enqueue_many_sync(self, calls: Iterable[Call[R]]) -> list[Handle[R]]:
+        """The same for synchronous callers, from any thread, with no app to open first."""
+        return self._desk.submit_sync(list(calls))
+
+    def handle(self, id: str) -> Handle[Any]:
+        """The handle of a job whose id was kept somewhere. Nothing is looked up yet."""
+        if not isinstance(id, str) or not id:
+            raise ConfigurationError(f"job id {id!r}: use the text that handle.id gave")
+        return Handle(id, False, self._desk)
+
+    async def open(self) -> None:
+        """Open the store for this event loop, as ``async with app`` does.
+
+        May be called several times: the store closes with the last ``close``. Raises
+        ``ConfigurationError`` if no URL was given, ``Unsupported`` if the store can't do what a
+        task needs, and what ``Store.open`` raises.
+        """
+        await self._access.open(self._desk.check_all)
+
+    async def close(self) -> None:
+        """Undo one ``open``; the last one closes the store and stops the background loop."""
+        await self._access.close()
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    def open_store(self, *, create: bool | None = None) -> Store:
+        """Another handle on the store, not opened yet: for a worker, or for another event loop.
+
+        Raises ``ConfigurationError`` if there is no URL, or a wrong one.
+        """
+        with self._locating:
+            if self._url is None:
+                self._url = self._locate()
+            url = self._url
+        if url is None:
+            raise ConfigurationError(
+                "no URL: give one to Outlast(...), set OUTLAST_URL, or let OUTLAST_URL_FILE name "
+                "a file that holds one"
+            )
+        return self._connect(url, self._create if create is None else create)
+
+    @asynccontextmanager
+    async def worker(
+        self,
+        *,
+        queues: Sequence[str] = ("default",),
+        concurrency: int = 10,
+        lease: float = 15.0,
+        grace: float = 30.0,
+        hooks: Sequence[Hooks] = (),
+    ) -> AsyncIterator[Worker]:
+        """Run a worker in this program while the block runs; opens the app too.
+
+        At the end it takes no more jobs, lets those that run finish for ``grace`` seconds and
+        gives the rest back, at no cost to them. If the worker fails, the block is cancelled and
+        what the worker raised comes out of it.
+
+        >>> async with app.worker(concurrency=20):
+        ...     await serve()
+        """
+        from outlast.worker import Worker
+
+        async with self:
+            worker = Worker(
+                self.open_store,
+                self.tasks,
+                queues=queues,
+                concurrency=concurrency,
+                lease=lease,
+                grace=grace,
+                hooks=hooks,
+                clock=self._clock,
+                chance=self._chance,
+            )
+            async with running(worker):
+                yield worker
+
+    @asynccontextmanager
+    async def lifespan(self, asgi: object = None) -> AsyncIterator[None]:
+        """Keeps the app open while an ASGI program runs: ``Starlette(lifespan=app.lifespan)``."""
+        async with self:
+            yield
+
+    def _locate(self) -> str | None:
+        url = find_url() if self._given is None else self._given
+        if url is None:
+            return None
+        url = pin(url)
+        if url.partition("?")[0].rstrip("/").lower() == "memory:":
+            # Each connect() to it would be a new, empty store. This one gave itself a name by
+            # which the worker and the bridge find it too, for as long as the app holds it.
+            self._anchor = self._connect(url, create=True)
+            return self._anchor.url
+        return url
+
+    def _connect(self, url: str, create: bool) -> Store:
+        return connect(
+            url,
+            namespace=self.namespace,
+            durability=self._durability,
+            create=create,
+            clock=self._clock,
+            chance=self._chance,
+        )
+
+    def _register(
+        self, fn: Callable[..., Any], name: str | None, options: TaskOptions
+    ) -> Task[..., Any]:
+        kind = kind_of(fn, options.processes)
+        if name is None:
+            name = default_name(fn)
+        known = self._tasks.get(name)
+        if known is not None and not _same_place(known.fn, fn):
+            raise DuplicateTask(
+                f"two functions want to be task {name!r}: {_place(known.fn)} and {_place(fn)}; "
+                "give one of them another name="
+            )
+        make = AsyncTask[..., Any] if kind == "async" else SyncTask[..., Any]
+        task = make(
+            fn,
+            name=name,
+            kind=kind,
+            signature=Signature(fn, name=name, **self._limits),
+            options=options,
+            outlet=self._desk,
+        )
+        self._tasks[name] = task
+        return task
+
+
+@asynccontextmanager
+async def running(worker: Worker) -> AsyncIterator[None]:
+    """Run a worker beside the block; if it fails, cancel the block and raise what it raised."""
+    block = asyncio.current_task()
+    assert block is not None
+    failed = False
+
+    def ended(runner: asyncio.Task[None]) -> None:
+        nonlocal failed
+        if not runner.cancelled() and runner.exception() is not None:
+            failed = True
+            log.critical("the worker in this program has failed", exc_info=runner.exception())
+            block.cancel()
+
+    runner = asyncio.create_task(worker.run(), name="outlast-worker")
+    runner.add_done_callback(ended)
+    try:
+        yield
+    except asyncio.CancelledError:
+        if failed and block.uncancel() == 0:
+            runner.result()
+        raise
+    finally:
+        runner.remove_done_callback(ended)
+        worker.stop()
+        await runner
+
+
+def _count(name: str, value: int) -> int:
+    if type(value) is not int or value < 1:
+        raise ConfigurationError(f"{name}={value!r}: use a whole number from 1 up")
+    return value
+
+
+def _same_place(old: Callable[..., Any], new: Callable[..., Any]) -> bool:
+    """Whether a module was imported again, as a reload does, and not two functions share a name.
+
+    A function made twice by one piece of code, in a loop or a factory, has the same code object;
+    a module that ran again has a new one. Where there is no file, in an interactive session,
+    typing a function again replaces it.
+    """
+    a, b = getattr(old, "__code__", None), getattr(new, "__code__", None)
+    if a is None or b is None or a is b or old.__qualname__ != new.__qualname__:
+        return False
+    if old.__module__ == new.__module__ == "__main__" and not _has_file("__main__"):
+        return True
+    return (a.co_filename, a.co_firstlineno) == (b.co_filename, b.co_firstlineno)
+
+
+def _has_file(module: str) -> bool:
+    return getattr(sys.modules.get(module), "__file__", None) is not None
+
+
+def _place(fn: Callable[..., Any]) -> str:
+    code = getattr(fn, "__code__", None)
+    where = f" ({code.co_filename}:{code.co_firstlineno})" if code is not None else ""
+    return f"{fn.__module__}.{fn.__qualname__}{where}"

@@ -1,0 +1,137 @@
+"""The app's desk: stores the calls that tasks hand in, and answers what handles ask."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from outlast.access import ledger_of
+from outlast.bridge import Interrupted
+from outlast.errors import ConfigurationError, EnqueueUncertain, KeyConflict, Unsupported
+from outlast.handle import Handle
+from outlast.options import seconds
+from outlast.store import Feature
+from outlast.task import Call
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Mapping, Sequence
+    from datetime import timedelta
+
+    from outlast.access import Access
+    from outlast.codec import ItemCodec
+    from outlast.job import Added, Job
+    from outlast.store import Ledger, Store
+    from outlast.task import Task
+
+__all__ = ["Desk"]
+
+R = TypeVar("R")
+T = TypeVar("T")
+
+WAYS_OUT = {
+    Feature.DELAY: "delay=, at= or more than one attempt",
+    Feature.PRIORITY: "priority=",
+    Feature.KEYS: "key=",
+    Feature.LANES: "lane=",
+}
+
+
+class Desk:
+    """Serves the tasks (as their ``Outlet``) and the handles (as their ``Reader``) of one app."""
+
+    def __init__(
+        self,
+        access: Access,
+        tasks: Mapping[str, Task[..., Any]],
+        new_id: Callable[[], str],
+        anything: ItemCodec,
+    ) -> None:
+        self._access = access
+        self._tasks = tasks
+        self._anything = anything
+        self.new_id = new_id
+
+    async def submit(self, calls: Sequence[Call[R]]) -> list[Handle[R]]:
+        store = self._access.store()
+        jobs = self._jobs(calls, store)
+        return self._handles(calls, await store.add(jobs) if jobs else ())
+
+    def submit_sync(self, calls: Sequence[Call[R]]) -> list[Handle[R]]:
+        async def add(store: Store) -> Sequence[Added]:
+            jobs = self._jobs(calls, store)
+            return await store.add(jobs) if jobs else ()
+
+        try:
+            added = self._access.bridge.run(add, "await task.enqueue() or app.enqueue_many()")
+        except Interrupted as error:
+            raise EnqueueUncertain(
+                f"{error}: the jobs may or may not be stored; enqueueing the same calls is safe",
+                [call.job.id for call in calls],
+            ) from None
+        return self._handles(calls, added)
+
+    def check(self, task: str, wanted: Feature) -> None:
+        features = self._access.features
+        if features is not None:
+            _check(task, wanted, features)
+
+    def check_all(self, features: Feature) -> None:
+        """Refuse a store that can't do what the registered tasks need."""
+        for task in self._tasks.values():
+            if task.needs is not None:
+                _check(task.name, task.needs, features)
+
+    def ledger(self) -> Ledger:
+        return ledger_of(self._access.store())
+
+    def ask(self, question: Callable[[Ledger], Coroutine[Any, Any, T]], instead: str) -> T:
+        return self._access.bridge.run(lambda store: question(ledger_of(store)), instead)
+
+    def decoder(self, task: str | None) -> Callable[[bytes], Any]:
+        known = self._tasks.get(task or "")
+        return self._anything.decode if known is None else known.decode_result
+
+    def patience(self, timeout: float | timedelta | None) -> float | None:
+        return None if timeout is None else seconds("timeout", timeout)
+
+    def _jobs(self, calls: Sequence[Call[Any]], store: Store) -> list[Job]:
+        jobs = []
+        last: Task[..., Any] | None = None
+        for call in calls:
+            # Nearly always the same task a thousand times: it is looked at once.
+            if type(call) is not Call or call.task is not last:
+                last = self._ours(call)
+                if last.needs is not None:
+                    _check(last.name, last.needs, store.features)
+            jobs.append(call.job)
+        return jobs
+
+    def _ours(self, call: Call[Any]) -> Task[..., Any]:
+        if not isinstance(call, Call):
+            raise ConfigurationError(
+                f"enqueue_many takes calls made with task.call(...), not {type(call).__name__}"
+            )
+        if call.task.outlet is not self:
+            raise ConfigurationError(
+                f"task {call.task.name!r} belongs to another Outlast: enqueue its calls there"
+            )
+        return call.task
+
+    def _handles(self, calls: Sequence[Call[R]], added: Sequence[Added]) -> list[Handle[R]]:
+        handles = []
+        for call, answer in zip(calls, added, strict=True):
+            if answer.conflict:
+                raise KeyConflict(
+                    f"job {answer.id} is stored already, with other arguments; nothing was stored"
+                )
+            handles.append(Handle(answer.id, answer.created, self, call.task.decode_result))
+        return handles
+
+
+def _check(task: str, wanted: Feature, features: Feature) -> None:
+    missing = wanted & ~features
+    if missing:
+        ways = "; ".join(WAYS_OUT[feature] for feature in missing)
+        raise Unsupported(
+            f"task {task!r} needs what this store can't do: leave out {ways}, "
+            "or use a store that can, such as sqlite"
+        )

@@ -1,0 +1,61 @@
+"""Where the store is: the URL from the environment or a file, checked, with its whole path."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from urllib.parse import quote
+
+from outlast.errors import ConfigurationError
+from outlast.stores.urls import parse
+
+__all__ = ["find_url", "pin"]
+
+URL = "OUTLAST_URL"
+URL_FILE = "OUTLAST_URL_FILE"
+
+
+def find_url() -> str | None:
+    """The URL that the environment gives, or None: in ``OUTLAST_URL``, else in a file it names.
+
+    Raises ``ConfigurationError`` if the file can't be read or is empty.
+    """
+    url = os.environ.get(URL, "").strip()
+    if url:
+        return url
+    name = os.environ.get(URL_FILE, "").strip()
+    if not name:
+        return None
+    try:
+        url = Path(name).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or "it is not a text"
+        raise ConfigurationError(
+            f"{URL_FILE} names {name!r}, which can't be read: {reason}"
+        ) from None
+    if not url:
+        raise ConfigurationError(f"{URL_FILE} names {name!r}, which is empty: put the URL into it")
+    return url
+
+
+def pin(url: str) -> str:
+    """The same URL, checked, and with the folder as it is now where a file's name is relative.
+
+    A program that changes its folder later must not get a second, empty store. Raises
+    ``ConfigurationError`` if no store can be at that URL.
+    """
+    if not isinstance(url, str):
+        raise ConfigurationError(f"a store URL is a text, not {type(url).__name__}")
+    address = parse(url)
+    if address.scheme != "sqlite" or os.path.isabs(address.path):
+        return url
+    try:
+        folder = os.getcwd()
+    except OSError as error:
+        raise ConfigurationError(
+            f"the URL is relative to the current folder, which is gone ({error.strerror})"
+        ) from None
+    # Joined and not normalized: the store has its own opinion about `..` in a path.
+    path = quote(os.path.join(folder, address.path))
+    query = "" if address.durability is None else f"?durability={address.durability}"
+    return f"sqlite:///{path}{query}"

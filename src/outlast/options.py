@@ -1,0 +1,308 @@
+"""Reads the options that people give to a task or to one call into the fields of a job."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from datetime import datetime, timedelta
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from outlast.errors import ConfigurationError, DecodeError
+from outlast.job import DAY, Job
+from outlast.limits import check_job, check_name
+from outlast.retry import RetryPolicy
+from outlast.store import Feature
+
+__all__ = ["POLICY", "TaskOptions", "call_fields", "needs", "policy_of", "seconds", "task_options"]
+
+POLICY = "outlast-retry"
+"""The header in which a call's own retry policy travels to the worker."""
+
+HOUR = 3600.0
+CENTURY = 36525 * DAY
+
+Lane = Callable[..., "str | None"] | str | None
+
+
+class TaskOptions(Struct, frozen=True, kw_only=True):
+    """What ``@app.task`` was told, checked; durations are seconds."""
+
+    queue: str = "default"
+    retry: RetryPolicy = RetryPolicy()
+    timeout: float | None = None
+    priority: int = 0
+    keep: float | None = DAY
+    keep_key: float = DAY
+    max_crashes: int | None = 3
+    processes: bool = False
+    lane: Lane = None
+    headers: Mapping[str, str] = {}
+
+    def job(self, task: str) -> Job:
+        """The job that every call of the task is a copy of."""
+        template = Job(
+            id="template",
+            task=task,
+            queue=self.queue,
+            timeout=self.timeout,
+            priority=self.priority,
+            keep=self.keep,
+            keep_key=self.keep_key,
+            max_attempts=self.retry.attempts,
+            max_crashes=self.max_crashes,
+            lane=self.lane if isinstance(self.lane, str) else None,
+            headers=self.headers,
+        )
+        check_job(template)
+        return template
+
+
+def task_options(
+    *,
+    retry: RetryPolicy | int,
+    timeout: float | timedelta | None,
+    keep: float | timedelta | None,
+    keep_key: float | timedelta,
+    lane: Lane,
+    headers: Mapping[str, str] | None,
+    queue: str,
+    priority: int,
+    max_crashes: int | None,
+    processes: bool,
+) -> TaskOptions:
+    """Check what ``@app.task`` was told. Raises ``ConfigurationError`` naming the option."""
+    if max_crashes is not None and type(max_crashes) is not int:
+        raise ConfigurationError(f"max_crashes={max_crashes!r}: use a whole number, or None")
+    return TaskOptions(
+        queue=queue,
+        retry=_policy(retry),
+        timeout=_timeout(timeout),
+        priority=priority,
+        keep=_keep(keep),
+        keep_key=seconds("keep_key", keep_key),
+        max_crashes=max_crashes,
+        processes=bool(processes),
+        lane=_lane(lane),
+        headers=_headers(headers),
+    )
+
+
+def call_fields(template: Job, own: RetryPolicy, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of the template that ``using`` changes; ``own`` is the task's retry policy.
+
+    Raises ``ConfigurationError`` naming the option.
+    """
+    if given.get("delay") is not None and given.get("at") is not None:
+        raise ConfigurationError("delay= and at= both say when to start: give one of them")
+    fields: dict[str, Any] = {}
+    for name, value in given.items():
+        if name == "headers":
+            fields["headers"] = {**template.headers, **_headers(value)}
+        elif name != "retry":
+            fields.update(_READERS[name](value))
+    if "retry" in given:
+        fields.update(_retry(fields.get("headers", template.headers), own, given["retry"]))
+    changed = msgspec.structs.replace(template, **fields)
+    _check_order(changed)
+    check_job(changed)
+    return fields
+
+
+def policy_of(job: Job, own: RetryPolicy) -> RetryPolicy:
+    """The retry policy that counts for a job: its call's own, else the task's.
+
+    The classes of exceptions are always the task's, since no class travels with a job. Raises
+    ``DecodeError`` if the header was tampered with.
+    """
+    text = job.headers.get(POLICY)
+    if text is None:
+        return own
+    return _unpack(text, own)
+
+
+def needs(job: Job, *, lane: bool = False) -> Feature:
+    """What a store must be able to do to take jobs like this one."""
+    wanted = Feature(0)
+    if job.delay is not None or job.run_at is not None or job.max_attempts > 1:
+        wanted |= Feature.DELAY
+    if job.priority:
+        wanted |= Feature.PRIORITY
+    if job.key is not None:
+        wanted |= Feature.KEYS
+    if lane or job.lane is not None:
+        wanted |= Feature.LANES
+    return wanted
+
+
+def seconds(name: str, value: float | timedelta) -> float:
+    """A duration as seconds: finite, not negative, at most a century."""
+    if isinstance(value, timedelta):
+        value = value.total_seconds()
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ConfigurationError(f"{name}={value!r}: use seconds as a number, or a timedelta")
+    if not 0 <= value <= CENTURY:
+        raise ConfigurationError(
+            f"{name}={value!r}: use a number of seconds from 0 to {CENTURY:.0f} (a century)"
+        )
+    return float(value)
+
+
+def _policy(value: RetryPolicy | int) -> RetryPolicy:
+    if isinstance(value, RetryPolicy):
+        return value
+    if type(value) is not int or value < 1:
+        raise ConfigurationError(
+            f"retry={value!r}: use a RetryPolicy, or how often to try as a whole number from 1 up"
+        )
+    return RetryPolicy(attempts=value)
+
+
+def _timeout(value: float | timedelta | None) -> float | None:
+    if value is None:
+        return None
+    timeout = seconds("timeout", value)
+    if timeout == 0:
+        raise ConfigurationError("timeout=0: use seconds above 0, or None for no limit")
+    return timeout
+
+
+def _keep(value: float | timedelta | None) -> float | None:
+    if value is None:
+        return None
+    keep = seconds("keep", value)
+    if keep < HOUR:
+        raise ConfigurationError(
+            f"keep={value!r}: a task's job is kept for at least {HOUR:.0f} seconds after its end "
+            "(None: for ever), so that repeating an uncertain enqueue can't run it twice"
+        )
+    return keep
+
+
+def _lane(value: Lane) -> Lane:
+    if value is None or isinstance(value, str) or callable(value):
+        return value
+    raise ConfigurationError(
+        f"lane={value!r}: use a text, or a function of the task's arguments that returns one"
+    )
+
+
+def _headers(value: Mapping[str, str] | None) -> dict[str, str]:
+    headers = {} if value is None else dict(value)
+    for name, text in headers.items():
+        check_name(name, "header")
+        if name.startswith("outlast-"):
+            raise ConfigurationError(f"header {name!r}: names that begin with outlast- are ours")
+        if not isinstance(text, str) or "\0" in text or _half_a_character(text):
+            raise ConfigurationError(
+                f"header {name!r}: its value {text!r} must be a text, without NUL"
+            )
+    return headers
+
+
+def _half_a_character(text: str) -> bool:
+    return any("\ud800" <= letter <= "\udfff" for letter in text)
+
+
+def _read_delay(value: float | timedelta | None) -> dict[str, Any]:
+    delay = None if value is None else seconds("delay", value)
+    return {"delay": delay or None, "run_at": None}
+
+
+def _read_at(value: datetime | None) -> dict[str, Any]:
+    return {"delay": None, "run_at": None if value is None else _moment("at", value)}
+
+
+def _read_expires(value: float | timedelta | datetime | None) -> dict[str, Any]:
+    if value is None:
+        return {"ttl": None, "expires_at": None}
+    if isinstance(value, datetime):
+        return {"ttl": None, "expires_at": _moment("expires", value)}
+    ttl = seconds("expires", value)
+    if ttl == 0:
+        raise ConfigurationError("expires=0: the job would be gone before anyone could start it")
+    return {"ttl": ttl, "expires_at": None}
+
+
+def _read_lane(value: Lane) -> dict[str, Any]:
+    lane = _lane(value)
+    return {"lane": lane if isinstance(lane, str) else None}
+
+
+def _moment(name: str, value: datetime) -> float:
+    if not isinstance(value, datetime):
+        raise ConfigurationError(f"{name}={value!r}: use a datetime with a time zone")
+    if value.utcoffset() is None:
+        raise ConfigurationError(
+            f"{name}={value!r}: the datetime has no time zone, so it means another moment on "
+            "another machine; give it one, such as tzinfo=timezone.utc"
+        )
+    return value.timestamp()
+
+
+def _check_order(job: Job) -> None:
+    """Refuse a job that is sure to expire before it is due."""
+    never = (job.delay is not None and job.ttl is not None and job.ttl <= job.delay) or (
+        job.run_at is not None and job.expires_at is not None and job.expires_at <= job.run_at
+    )
+    if never:
+        raise ConfigurationError("expires= is not after delay= or at=: the job could never start")
+
+
+def _retry(
+    headers: Mapping[str, str], own: RetryPolicy, value: RetryPolicy | int
+) -> dict[str, Any]:
+    policy = _policy(value)
+    headers = {name: text for name, text in headers.items() if name != POLICY}
+    if isinstance(value, RetryPolicy):
+        if (policy.on, policy.never) != (own.on, own.never):
+            raise ConfigurationError(
+                "retry=: on and never name classes, which don't travel with a job; set them at "
+                "the task and leave them as they are here"
+            )
+        headers[POLICY] = _pack(policy)
+    return {"headers": headers, "max_attempts": policy.attempts}
+
+
+class _Packed(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    delay: float
+    factor: float
+    cap: float
+    jitter: bool
+    total: float | None
+
+
+def _pack(policy: RetryPolicy) -> str:
+    packed = _Packed(policy.delay, policy.factor, policy.cap, policy.jitter, policy.total)
+    return msgspec.json.encode(packed).decode()
+
+
+def _unpack(text: str, own: RetryPolicy) -> RetryPolicy:
+    try:
+        packed = msgspec.json.decode(text, type=_Packed)
+        return RetryPolicy(
+            attempts=own.attempts,
+            delay=packed.delay,
+            factor=packed.factor,
+            cap=packed.cap,
+            jitter=packed.jitter,
+            total=packed.total,
+            on=own.on,
+            never=own.never,
+        )
+    except (msgspec.MsgspecError, ConfigurationError, ValueError) as error:
+        raise DecodeError(f"header {POLICY}: {error}", text.encode()) from error
+
+
+_READERS: Mapping[str, Callable[[Any], dict[str, Any]]] = {
+    "delay": _read_delay,
+    "at": _read_at,
+    "expires": _read_expires,
+    "priority": lambda value: {"priority": value},
+    "queue": lambda value: {"queue": value},
+    "key": lambda value: {"key": value},
+    "lane": _read_lane,
+    "timeout": lambda value: {"timeout": _timeout(value)},
+    "keep": lambda value: {"keep": _keep(value)},
+}

@@ -1,0 +1,284 @@
+"""A registered function: it runs where it is called, and `enqueue` has it run later, elsewhere."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from functools import update_wrapper
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, Protocol, Self, TypeVar
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from outlast.errors import ConfigurationError
+from outlast.limits import check_name
+from outlast.options import call_fields, needs, policy_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Mapping, Sequence
+    from datetime import datetime, timedelta
+
+    from outlast.codec import Signature
+    from outlast.handle import Handle
+    from outlast.job import Job
+    from outlast.options import Lane, TaskOptions
+    from outlast.retry import RetryPolicy
+    from outlast.store import Feature
+
+__all__ = ["AsyncTask", "Call", "Outlet", "SyncTask", "Task", "default_name"]
+
+P = ParamSpec("P")
+R_co = TypeVar("R_co", covariant=True)
+T = TypeVar("T")
+
+Kind = Literal["async", "thread", "process"]
+
+
+class Outlet(Protocol):
+    """Where a task's calls go: the app, seen from below."""
+
+    async def submit(self, calls: Sequence[Call[T]]) -> list[Handle[T]]:
+        """Store the calls, all or none, durable when this returns."""
+        ...
+
+    def submit_sync(self, calls: Sequence[Call[T]]) -> list[Handle[T]]:
+        """The same from a thread without an event loop."""
+        ...
+
+    def check(self, task: str, wanted: Feature) -> None:
+        """``Unsupported`` if the store is known and can't do that."""
+        ...
+
+    def new_id(self) -> str:
+        """An id for a new job."""
+        ...
+
+
+class Call(Generic[R_co]):
+    """One call of a task as a job that is not stored yet, for ``app.enqueue_many``.
+
+    Its id is fixed, so storing it twice is one job.
+    """
+
+    __module__ = "outlast"
+    __slots__ = ("job", "task")
+
+    def __init__(self, job: Job, task: Task[..., R_co]) -> None:
+        self.job = job
+        self.task = task
+
+    def __repr__(self) -> str:
+        return f"<Call {self.job.task} {self.job.id}>"
+
+
+class Task(Generic[P, R_co]):
+    """What ``@app.task`` makes of a function.
+
+    Calling it runs the function here and now, as without the decorator. ``enqueue`` stores the
+    call instead, and a worker runs it.
+    """
+
+    __module__ = "outlast"
+
+    def __init__(
+        self,
+        fn: Callable[P, Any],
+        *,
+        name: str,
+        kind: Kind,
+        signature: Signature,
+        options: TaskOptions,
+        outlet: Outlet,
+    ) -> None:
+        update_wrapper(self, fn)
+        self.fn = fn
+        self.name = name
+        self.kind: Kind = kind
+        self.signature = signature
+        self.options = options
+        self.decode_result: Callable[[bytes], R_co] = signature.decode_result
+        self.outlet = outlet
+        self._bind(options.job(name), options.lane if callable(options.lane) else None)
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:
+        """Run the function here, without the queue."""
+        return self.fn(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        return f"<Task {self.name}{inspect.signature(self.fn)}>"
+
+    def __reduce__(self) -> str:
+        # By name, like the function it stands for: so a process pool can be handed a task.
+        return self.fn.__qualname__
+
+    async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Handle[R_co]:
+        """Store this call; the job is durable when this returns.
+
+        Raises ``EncodeError`` naming the parameter if the arguments don't fit the signature or
+        can't be stored unchanged, ``KeyConflict`` if the key belongs to a call with other
+        arguments, ``StoreClosed`` outside of ``async with app``, and ``EnqueueUncertain`` if the
+        job may or may not be stored. Cancelled in the middle, it is stored or it is not.
+
+        >>> handle = await send_receipt.enqueue(42, to="a@b.example")
+        """
+        (handle,) = await self.outlet.submit((self.call(*args, **kwargs),))
+        return handle
+
+    def enqueue_sync(self, *args: P.args, **kwargs: P.kwargs) -> Handle[R_co]:
+        """The same for synchronous callers, from any thread, with no app to open first.
+
+        Raises ``RuntimeError`` in a thread whose event loop is running: await ``enqueue`` there.
+        """
+        (handle,) = self.outlet.submit_sync((self.call(*args, **kwargs),))
+        return handle
+
+    def call(self, *args: P.args, **kwargs: P.kwargs) -> Call[R_co]:
+        """Check and encode the arguments without storing anything.
+
+        Raises ``EncodeError`` naming the parameter.
+
+        >>> await app.enqueue_many([send_receipt.call(n, to=who) for n, who in orders])
+        """
+        payload = self.signature.encode(args, kwargs)
+        template = self._template
+        if self._plain:
+            job = _replace(template, id=self.outlet.new_id(), payload=payload)
+        else:
+            job = _replace(
+                template,
+                id=self.outlet.new_id(),
+                payload=payload,
+                digest=b"" if template.key is None else self.signature.digest(payload),
+                lane=template.lane if self._lane is None else self._lane(*args, **kwargs),
+            )
+        return Call(job, self)
+
+    def using(
+        self,
+        *,
+        delay: float | timedelta | UnsetType | None = UNSET,
+        at: datetime | UnsetType | None = UNSET,
+        expires: float | timedelta | datetime | UnsetType | None = UNSET,
+        priority: int | UnsetType = UNSET,
+        queue: str | UnsetType = UNSET,
+        key: str | UnsetType | None = UNSET,
+        lane: Lane | UnsetType = UNSET,
+        timeout: float | timedelta | UnsetType | None = UNSET,
+        retry: RetryPolicy | int | UnsetType = UNSET,
+        keep: float | timedelta | UnsetType | None = UNSET,
+        headers: Mapping[str, str] | UnsetType = UNSET,
+    ) -> Self:
+        """The same task with other options for the calls made through what this returns.
+
+        ``delay`` counts from the moment the job is stored, by the store's clock; ``at`` is an
+        aware datetime. ``expires`` says when a job that has not started is cancelled. Durations
+        are seconds or timedeltas. ``key`` makes the call idempotent: while a job of this task with
+        this key is live or remembered, enqueueing it again answers with that job. Headers are
+        added to the task's own. ``None`` takes back what the task or an earlier ``using`` set.
+
+        Raises ``ConfigurationError`` naming the option, and ``Unsupported`` if the app's store
+        can't do that.
+
+        >>> await send_receipt.using(delay=60, key="receipt-42").enqueue(42, to="a@b.example")
+        """
+        given = {
+            name: value
+            for name, value in (
+                ("delay", delay), ("at", at), ("expires", expires), ("priority", priority),
+                ("queue", queue), ("key", key), ("lane", lane), ("timeout", timeout),
+                ("retry", retry), ("keep", keep), ("headers", headers),
+            )
+            if value is not UNSET
+        }  # fmt: skip
+        template = _replace(
+            self._template, **call_fields(self._template, self.options.retry, given)
+        )
+        bound = object.__new__(type(self))
+        bound.__dict__.update(self.__dict__)
+        bound._bind(template, self._lane if lane is UNSET else lane if callable(lane) else None)
+        return bound
+
+    def policy(self, job: Job) -> RetryPolicy:
+        """The retry policy for a job of this task: its call's own, if it was given one.
+
+        Raises ``DecodeError`` if what the job carries can't be read.
+        """
+        return policy_of(job, self.options.retry)
+
+    def _bind(self, template: Job, lane: Callable[..., str | None] | None) -> None:
+        self._template = template
+        self._lane = lane
+        self._plain = template.key is None and lane is None
+        self.needs = needs(template, lane=lane is not None) or None
+        if self.needs is not None:
+            self.outlet.check(self.name, self.needs)
+
+
+class AsyncTask(Task[P, R_co]):
+    """A task made of a coroutine function: it runs in the worker's event loop."""
+
+    __module__ = "outlast"
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R_co]:
+        """Run the function here, without the queue."""
+        coroutine: Coroutine[Any, Any, R_co] = self.fn(*args, **kwargs)
+        return coroutine
+
+
+class SyncTask(Task[P, R_co]):
+    """A task made of a plain function: it runs in a thread of the worker, or in a process."""
+
+    __module__ = "outlast"
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
+        """Run the function here, without the queue."""
+        result: R_co = self.fn(*args, **kwargs)
+        return result
+
+
+_replace = msgspec.structs.replace
+
+
+def kind_of(fn: Callable[..., Any], processes: bool) -> Kind:
+    """Where a function runs. Raises ``ConfigurationError`` for what can't be a task."""
+    shown = getattr(fn, "__qualname__", None) or repr(fn)
+    if not (inspect.isfunction(fn) or inspect.ismethod(fn)):
+        raise ConfigurationError(f"{shown}: a task is a function made with def or async def")
+    if inspect.isgeneratorfunction(fn) or inspect.isasyncgenfunction(fn):
+        raise ConfigurationError(f"{shown}: it yields, and a task returns its result once")
+    if inspect.isfunction(fn) and next(iter(inspect.signature(fn).parameters), "") == "self":
+        raise ConfigurationError(f"{shown}: a method can't be a task, since self is not stored")
+    if not inspect.iscoroutinefunction(fn):
+        return "process" if processes else "thread"
+    if processes:
+        raise ConfigurationError(
+            f"{shown}: processes=True is for plain functions; this one is async def and runs in "
+            "the worker's event loop"
+        )
+    return "async"
+
+
+def default_name(fn: Callable[..., Any]) -> str:
+    """The name under which the program and the worker know a function: its module and its own.
+
+    A script that runs as ``__main__`` goes by the name under which a worker imports it. Raises
+    ``ConfigurationError`` if no legal name comes of it.
+    """
+    name = f"{_module_name(fn.__module__)}.{fn.__qualname__.replace('.<locals>', '')}"
+    try:
+        check_name(name, "task")
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{error}; give the task one with name=") from None
+    return name
+
+
+def _module_name(module: str) -> str:
+    if module not in ("__main__", "__mp_main__"):
+        return module
+    main = sys.modules.get(module)
+    spec = getattr(main, "__spec__", None)
+    if spec is not None:
+        return str(spec.name)
+    file = getattr(main, "__file__", None)
+    return PurePath(file).stem if file else module
