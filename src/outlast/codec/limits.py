@@ -1,0 +1,75 @@
+"""Reading bytes that may come from anyone: size, depth and double keys, before anything is made."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import msgspec
+
+from outlast.codec.kinds import Misfit
+
+__all__ = ["MAX_BYTES", "MAX_DEPTH", "read"]
+
+MAX_BYTES = 1 << 20
+MAX_DEPTH = 64
+
+_parse = msgspec.json.Decoder().decode
+_print = msgspec.json.Encoder().encode
+# A string is one token, so that a bracket inside it is none. One without an end runs to the end of
+# the data: no byte is looked at twice, whatever the data.
+_TOKENS = re.compile(rb'"(?:[^"\\]|\\.)*+(?:"|\\?\Z)|[\[\]{}:]', re.DOTALL)
+
+
+def read(data: bytes, max_bytes: int = MAX_BYTES, max_depth: int = MAX_DEPTH) -> Any:
+    """Parse JSON of at most ``max_bytes`` and ``max_depth`` levels without double keys.
+
+    Raises ``Misfit`` for anything else. NaN, infinity, numbers a float can't hold, ints of more
+    than 4300 digits and lone surrogates are refused by the parser.
+    """
+    if len(data) > max_bytes:
+        raise Misfit(f"{len(data)} bytes, more than the limit of {max_bytes}")
+    # No more levels than opening brackets: two counts in C settle nearly all messages.
+    if data.count(b"[") + data.count(b"{") > max_depth:
+        _check_depth(data, max_depth)
+    try:
+        tree = _parse(data)
+        canonical = _print(tree) == data
+    except (ValueError, RecursionError) as error:
+        raise Misfit(f"not JSON that can be read: {error}") from error
+    # The parser keeps the last of two equal keys. What prints as it was read, as all that we wrote
+    # does, can't hold one twice; anything else is read again with care.
+    if not canonical:
+        _check_keys(data)
+    return tree
+
+
+def _check_depth(data: bytes, max_depth: int) -> None:
+    depth = 0
+    for token in _TOKENS.finditer(data):
+        mark = token[0]
+        if mark in (b"[", b"{"):
+            depth += 1
+            if depth > max_depth:
+                raise Misfit(f"nests deeper than the limit of {max_depth} levels")
+        elif mark in (b"]", b"}"):
+            depth -= 1
+
+
+def _check_keys(data: bytes) -> None:
+    """Refuse an object that has a key twice. ``data`` is known to be sound JSON."""
+    open_keys: list[set[str]] = []
+    last = b""
+    for token in _TOKENS.finditer(data):
+        mark = token[0]
+        if mark == b":":
+            key = _parse(last)
+            if key in open_keys[-1]:
+                raise Misfit("a key twice in one object")
+            open_keys[-1].add(key)
+        elif mark in (b"[", b"{"):
+            open_keys.append(set())
+        elif mark in (b"]", b"}"):
+            open_keys.pop()
+        else:
+            last = mark

@@ -1,0 +1,221 @@
+"""Objects with fields: dataclasses, attrs, msgspec structs, named tuples, typed dicts, pydantic."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import msgspec
+
+from outlast.codec.containers import wire_bytes
+from outlast.codec.kinds import Kind, Misfit, PlainKind, too_deep, type_name
+
+__all__ = ["Field", "ObjectKind", "PydanticKind", "TypedDictKind"]
+
+
+class Field(NamedTuple):
+    """One field: its name, its kind, the argument that sets it (None: set afterwards)."""
+
+    name: str
+    kind: Kind
+    init: str | None
+    required: bool
+
+
+class _Fields(Kind):
+    """What travels as a JSON object with one entry a field."""
+
+    __slots__ = ("fields", "of")
+
+    def __init__(self, of: Any, fields: tuple[Field, ...], name: str) -> None:
+        super().__init__(name)
+        self.of = of
+        self.fields = {field.name: field for field in fields}
+
+    @property
+    def shapes(self) -> frozenset[str]:
+        return frozenset(("object",))
+
+    def _load_fields(self, wire: Any) -> dict[str, Any]:
+        if type(wire) is not dict:
+            raise self.misfit_wire(wire)
+        values: dict[str, Any] = {}
+        name = ""
+        try:
+            for name, field in self.fields.items():
+                if name in wire:
+                    values[name] = field.kind.load(wire[name])
+                elif field.required:
+                    raise Misfit("missing")
+        except Misfit as misfit:
+            misfit.within(f".{name}")
+            raise
+        if len(values) != len(wire):
+            raise Misfit(f"{self.name} with a field that it doesn't have")
+        return values
+
+
+class ObjectKind(_Fields):
+    """A class whose objects are made by calling it with their fields.
+
+    The class is called, so what it checks is checked again where the job runs. As its code may do
+    anything, each value is tried out at enqueue.
+    """
+
+    __slots__ = ()
+    sure = False
+
+    @property
+    def accepts(self) -> frozenset[type]:
+        return frozenset((self.of,))
+
+    def dump(self, value: Any, room: int) -> Any:
+        if type(value) is not self.of:
+            raise self.misfit(value)
+        if room < 1:
+            raise too_deep()
+        wires: dict[str, Any] = {}
+        name = ""
+        try:
+            for name, field in self.fields.items():
+                wires[name] = field.kind.dump(getattr(value, name), room - 1)
+        except Misfit as misfit:
+            misfit.within(f".{name}")
+            raise
+        except AttributeError as error:
+            raise Misfit(f"{self.name} without its field {name!r}") from error
+        return wires
+
+    def load(self, wire: Any) -> Any:
+        values = self._load_fields(wire)
+        given: dict[str, Any] = {}
+        later: dict[str, Any] = {}
+        for name, value in values.items():
+            init = self.fields[name].init
+            if init is None:
+                later[name] = value
+            else:
+                given[init] = value
+        try:
+            made = self.of(**given)
+        except Exception as error:
+            raise Misfit(f"{self.name} refused its fields: {_say(error)}") from error
+        for name, value in later.items():
+            object.__setattr__(made, name, value)
+        return made
+
+
+class TypedDictKind(_Fields):
+    """A dict with known keys."""
+
+    __slots__ = ("sure",)
+
+    def __init__(self, of: Any, fields: tuple[Field, ...], name: str) -> None:
+        super().__init__(of, fields, name)
+        self.sure = all(field.kind.sure for field in fields)
+
+    @property
+    def accepts(self) -> frozenset[type]:
+        return frozenset((dict,))
+
+    def dump(self, value: Any, room: int) -> Any:
+        if type(value) is not dict:
+            raise self.misfit(value)
+        if room < 1:
+            raise too_deep()
+        wires: dict[str, Any] = {}
+        name: Any = ""
+        try:
+            for name, item in value.items():
+                field = self.fields.get(name) if type(name) is str else None
+                if field is None:
+                    raise Misfit(f"{self.name} with a key that it doesn't have")
+                wires[name] = field.kind.dump(item, room - 1)
+            for name, field in self.fields.items():
+                if field.required and name not in wires:
+                    raise Misfit("missing")
+        except Misfit as misfit:
+            misfit.within(f"[{name!r}]" if name in self.fields else "")
+            raise
+        return wires
+
+    def load(self, wire: Any) -> Any:
+        values = self._load_fields(wire)
+        return {name: values[name] for name in wire}
+
+
+class PydanticKind(Kind):
+    """A pydantic model, by its own JSON; refused where that loses something."""
+
+    __slots__ = ("of",)
+    sure = False
+    _plain = PlainKind()
+
+    def __init__(self, of: Any) -> None:
+        super().__init__(type_name(of))
+        self.of = of
+
+    @property
+    def accepts(self) -> frozenset[type]:
+        return frozenset((self.of,))
+
+    @property
+    def shapes(self) -> frozenset[str]:
+        # A root model may be any JSON at all.
+        return self._plain.shapes
+
+    def dump(self, value: Any, room: int) -> Any:
+        if type(value) is not self.of:
+            raise self.misfit(value)
+        try:
+            wire = value.model_dump(mode="json", round_trip=True, warnings="none")
+        except Exception as error:
+            raise Misfit(f"{self.name} can't be written: {_say(error)}") from error
+        self._plain.dump(wire, room)
+        if not alike(self.load(wire), value):
+            raise Misfit(f"{self.name} would come back changed from its own JSON")
+        return wire
+
+    def load(self, wire: Any) -> Any:
+        try:
+            return self.of.model_validate_json(wire_bytes(wire))
+        except Exception as error:
+            raise Misfit(f"{self.name} refused its JSON: {_say(error)}") from None
+
+
+def _say(error: Exception) -> str:
+    # pydantic quotes the input in its messages, and what is in a job is nobody's business.
+    listed = getattr(error, "errors", None)
+    if callable(listed) and hasattr(error, "error_count"):
+        found = listed(include_url=False, include_context=False, include_input=False)
+        return "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in found[:3])
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
+def alike(one: Any, other: Any) -> bool:
+    """Equal, and of the same types all the way down."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, dict):
+        return len(one) == len(other) and all(
+            key in other and alike(value, other[key]) for key, value in one.items()
+        )
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(alike, one, other))
+    if isinstance(one, set | frozenset):
+        return bool(one == other) and set(map(type, one)) == set(map(type, other))
+    fields = getattr(type(one), "model_fields", None)
+    if fields is not None:
+        return alike(one.__dict__, other.__dict__) and alike(
+            one.__pydantic_private__, other.__pydantic_private__
+        )
+    if hasattr(one, "tzinfo"):
+        return bool(one == other) and _zone(one.tzinfo) == _zone(other.tzinfo)
+    if isinstance(one, msgspec.Struct):
+        return all(
+            alike(getattr(one, name), getattr(other, name)) for name in one.__struct_fields__
+        )
+    return bool(one == other)
+
+
+def _zone(zone: Any) -> Any:
+    return getattr(zone, "key", None)
