@@ -1,0 +1,159 @@
+"""How a command finds its store: --url, --app, or the environment; and how it opens it."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from outlast.access import ledger_of
+from outlast.cli.secrets import has_password
+from outlast.cli.suggest import did_you_mean, listed
+from outlast.errors import DurabilityError, JobNotFound
+from outlast.store import Durability
+from outlast.stores import connect
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+
+    from outlast.app import Outlast
+    from outlast.cli.screen import Screen
+    from outlast.store import Ledger, Line, Store
+
+__all__ = ["Target", "known_queue", "store_options"]
+
+T = TypeVar("T")
+
+
+class Target:
+    """The store a command is about. Nothing is opened until ``reading`` or ``writing``."""
+
+    def __init__(
+        self, screen: Screen, url: str | None, app: str | None, namespace: str | None
+    ) -> None:
+        self.screen = screen
+        self._app = app
+        self._namespace = namespace
+        self._url = url
+        if url and has_password(url):
+            screen.note(
+                "Warning: a password on the command line can be read by every user of this machine"
+                " (in the list of processes); put the URL into OUTLAST_URL or OUTLAST_URL_FILE."
+            )
+        if url and app:
+            raise click.UsageError("--url and --app both name the store: give one of them")
+
+    def run(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Run a command's coroutine to its end."""
+        return asyncio.run(work())
+
+    @asynccontextmanager
+    async def reading(self) -> AsyncIterator[tuple[Store, Ledger]]:
+        """The store, open; whatever it guarantees, since looking promises nothing.
+
+        A missing file is an error, not an empty store. What an app or a URL asks for must hold.
+        """
+        try:
+            store = await self._opened(None)
+        except DurabilityError as error:
+            if self._app is not None or "durability=" in self._address():
+                raise
+            self.screen.note(f"Note: {error}")
+            store = await self._opened(Durability.MEMORY)
+        try:
+            yield store, ledger_of(store)
+        finally:
+            await store.close()
+
+    @asynccontextmanager
+    async def writing(self) -> AsyncIterator[tuple[Store, Ledger]]:
+        """The store, open, and at least as durable as it should be."""
+        store = await self._opened(None)
+        try:
+            yield store, ledger_of(store)
+        finally:
+            await store.close()
+
+    def connect(
+        self, default: Callable[[], Outlast] | None = None, *, create: bool | None = False
+    ) -> Store:
+        """The store, not opened yet.
+
+        ``default`` finds the app to ask where the command line names no store. ``create`` None is
+        what that app wants, or no for a URL.
+        """
+        if self._app is not None:
+            from outlast.cli.loading import find_app
+
+            return find_app(self._app).open_store(create=create)
+        if self._url is None and default is not None:
+            return default().open_store(create=create)
+        return self._connect(None, bool(create))
+
+    def _connect(self, durability: Durability | None, create: bool) -> Store:
+        return connect(
+            self._address(),
+            namespace=self._namespace or "default",
+            durability=durability,
+            create=create,
+        )
+
+    def _address(self) -> str:
+        from outlast.location import find_url
+
+        url = self._url or find_url()
+        if url is None:
+            raise click.UsageError(
+                "which store? Say --url sqlite:///FILE or --app MODULE:APP, or set OUTLAST_URL"
+            )
+        self.screen.hide(url)
+        return url
+
+    async def _opened(self, durability: Durability | None) -> Store:
+        store = self.connect() if durability is None else self._connect(durability, False)
+        try:
+            await store.open()
+        except BaseException:
+            await store.close()
+            raise
+        return store
+
+
+def store_options(
+    command: Callable[..., T],
+) -> Callable[..., T]:
+    """Give a command the options that name its store, and a ``Target`` as first argument."""
+
+    @click.option("--url", metavar="URL", help="The store; a password is better in OUTLAST_URL.")
+    @click.option("--app", metavar="MODULE:APP", help="Take the store of this app.")
+    @click.option("--namespace", metavar="NAME", help="Jobs of this namespace (default: default).")
+    @click.option("--debug", is_flag=True, expose_value=False, help="Show tracebacks of errors.")
+    @click.pass_obj
+    @functools.wraps(command)
+    def wrapped(
+        screen: Screen,
+        /,
+        *args: Any,
+        url: str | None,
+        app: str | None,
+        namespace: str | None,
+        **options: Any,
+    ) -> T:
+        return command(Target(screen, url, app, namespace), *args, **options)
+
+    return wrapped
+
+
+async def known_queue(ledger: Ledger, queue: str) -> Sequence[Line]:
+    """The lines of a queue. Raises ``JobNotFound`` naming those there are if it was never used."""
+    lines = await ledger.lines()
+    found = [line for line in lines if line.queue == queue]
+    if not found:
+        there = {line.queue for line in lines}
+        raise JobNotFound(
+            f"no queue {queue!r}: the queues here are {listed(there)}{did_you_mean(queue, there)}"
+        )
+    return found
