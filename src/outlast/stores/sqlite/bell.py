@@ -1,0 +1,151 @@
+"""Wakes waiters in this and other processes when something was committed, without polling.
+
+A process that waits keeps a named pipe in the companion folder; whoever commits writes a byte into
+each. The byte stays in the pipe until it is read, so a bell that rings between a look and a wait is
+heard. Where there are no named pipes (Windows), waiters look at SQLite's own change counter instead.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import select
+import threading
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+__all__ = ["ENDED", "WORK", "Bell"]
+
+WORK, ENDED = 1, 2
+"""News: jobs may have become claimable; jobs may have ended."""
+
+_SUFFIX = ".bell"
+_POLL = 0.02
+
+
+class Bell:
+    """One process's ear and its hand on everyone else's."""
+
+    def __init__(self, folder: Path, name: str, heard: Callable[[int], None]) -> None:
+        self._folder = folder
+        self._name = f"{name}{_SUFFIX}"
+        self._heard = heard
+        self._ear: int | None = None
+        self._thread: threading.Thread | None = None
+        self._stop: tuple[int, int] | None = None
+        self._others: dict[str, int] = {}
+        self._listed = (0, 0)
+        self._lock = threading.Lock()
+
+    # -- hearing
+
+    def listen(self, changed: Callable[[], bool]) -> None:
+        """Begin to listen, in a thread of its own; ``changed`` is polled where pipes don't exist."""
+        with self._lock:
+            if self._thread is not None:
+                return
+            self._stop = os.pipe()
+            if hasattr(os, "mkfifo"):
+                self._ear = self._open_ear()
+                run, arguments = self._hear, (self._ear, self._stop[0])
+            else:
+                run, arguments = self._poll, (changed,)  # type: ignore[assignment]
+            self._thread = threading.Thread(
+                target=run, args=arguments, name="outlast-bell", daemon=True
+            )
+            self._thread.start()
+
+    def _open_ear(self) -> int:
+        # Under its final name there is always a reader behind it, or its process is dead.
+        fresh = self._folder / f".{self._name}"
+        with contextlib.suppress(FileNotFoundError):
+            fresh.unlink()
+        os.mkfifo(fresh, 0o600)
+        ear = os.open(fresh, os.O_RDWR | os.O_NONBLOCK)
+        os.rename(fresh, self._folder / self._name)
+        return ear
+
+    def _hear(self, ear: int, stop: int) -> None:
+        poll = select.poll()
+        poll.register(ear, select.POLLIN)
+        poll.register(stop, select.POLLIN)
+        while True:
+            ready = {descriptor for descriptor, _ in poll.poll()}
+            if stop in ready:
+                return
+            with contextlib.suppress(BlockingIOError):
+                news = 0
+                for byte in os.read(ear, 65536):
+                    news |= byte
+                self._heard(news)
+
+    def _poll(self, changed: Callable[[], bool]) -> None:
+        while self._stop is not None:
+            time.sleep(_POLL)
+            if changed():
+                self._heard(WORK | ENDED)
+
+    # -- ringing
+
+    def ring(self, news: int) -> None:
+        """Tell every listening process; never blocks, and costs microseconds when nobody listens."""
+        if not hasattr(os, "mkfifo"):
+            return
+        self._list()
+        message = bytes((news,))
+        for name, descriptor in list(self._others.items()):
+            try:
+                os.write(descriptor, message)
+            except BlockingIOError:
+                pass  # the pipe is full of news already
+            except OSError:
+                self._forget(name)
+
+    def _list(self) -> None:
+        found = os.stat(self._folder)
+        stamp = (found.st_mtime_ns, found.st_ino)
+        if stamp == self._listed:
+            return
+        # Two changes within one tick of the file system's clock bear the same stamp.
+        settled = time.time_ns() - found.st_mtime_ns > 50_000_000
+        self._listed = stamp if settled else (0, 0)
+        names = {entry for entry in os.listdir(self._folder) if entry.endswith(_SUFFIX)}
+        names = {name for name in names if not name.startswith(".") and name != self._name}
+        for name in self._others.keys() - names:
+            self._forget(name)
+        for name in names - self._others.keys():
+            path = self._folder / name
+            try:
+                self._others[name] = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
+            except OSError as error:
+                if error.errno == errno.ENXIO:  # nobody reads: its process died
+                    with contextlib.suppress(OSError):
+                        path.unlink()
+
+    def _forget(self, name: str) -> None:
+        os.close(self._others.pop(name))
+        self._listed = (0, 0)
+
+    def close(self) -> None:
+        """Stop listening and take the pipe away."""
+        with self._lock:
+            stop, self._stop = self._stop, None
+            if self._thread is not None and stop is not None:
+                os.write(stop[1], b"x")
+                if self._thread is not threading.current_thread():
+                    self._thread.join()
+                os.close(stop[0])
+                os.close(stop[1])
+            if self._ear is not None:
+                with contextlib.suppress(FileNotFoundError):
+                    (self._folder / self._name).unlink()
+                os.close(self._ear)
+                self._ear = None
+            self._thread = None
+            for name in list(self._others):
+                self._forget(name)

@@ -1,0 +1,274 @@
+"""Claims: which jobs come next, and handing them out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from outlast.job import Claim, Failure
+from outlast.stores.sqlite.bell import WORK
+from outlast.stores.sqlite.rows import COLUMNS, crc, dump, job_from, parse_rows
+from outlast.stores.sqlite.schema import CANCELLED, DEAD, READY, RUNNING, WAITING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from outlast.chance import Chance
+    from outlast.stores.sqlite.moves import Moves
+
+__all__ = ["claim", "expire", "sequence"]
+
+_AHEAD = (
+    "SELECT EXISTS (SELECT 1 FROM jobs WHERE state = 0 AND due <= ?1),"
+    " EXISTS (SELECT 1 FROM jobs WHERE expires_at <= ?1 AND state < 3),"
+    " EXISTS (SELECT 1 FROM jobs WHERE space = ?2 AND lane IS NOT NULL AND state < 4)"
+)
+_DUE = "SELECT seq, line FROM jobs WHERE state = 0 AND due <= ? ORDER BY due LIMIT ?"
+_COME_DUE = f"SELECT json_group_array(json_array(line, n)) FROM (SELECT line, count(*) AS n FROM ({_DUE}) GROUP BY line)"
+_PROMOTE = f"UPDATE jobs SET state = 1 WHERE seq IN (SELECT seq FROM ({_DUE}))"
+_EXPIRED = (
+    "SELECT seq, id, line, state, key, lane, opts FROM jobs"
+    " WHERE expires_at <= ? AND state < 3 LIMIT ?"
+)
+_READY_LINES = (
+    "SELECT json_group_array(id) FROM lines WHERE space = ?1 AND ready > 0"
+    " AND queue NOT IN (SELECT queue FROM pauses WHERE space = ?1)"
+)
+_HEAD = "SELECT seq, priority, rank, due FROM jobs WHERE line = %d AND state = 1"
+_ORDER = " ORDER BY priority DESC, rank, due, seq LIMIT ?"
+_TAKE = (
+    "UPDATE jobs SET state = 3, receipt = ?, lease = ?, worker = ?, started_at = ?,"
+    " attempt = attempt + 1 WHERE seq IN (%s)"
+)
+_TEXT_PAYLOAD = (
+    "iif(opts IS NULL OR opts ->> '$.codec' IS NULL, CAST(payload AS TEXT), hex(payload))"
+)
+_TAKEN = (
+    "SELECT json_group_array(json_array("
+    + COLUMNS.format(payload=_TEXT_PAYLOAD, rank="hex(rank)")
+    + ")) FROM jobs WHERE state = 3 AND receipt = ?"
+)
+_TAKEN_RAW = (
+    "SELECT "
+    + COLUMNS.format(payload="payload", rank="rank")
+    + " FROM jobs WHERE state = 3 AND receipt = ?"
+)
+_LANES = "SELECT seq, lane, attempt FROM jobs WHERE seq IN (%s)"
+_HOLDER = (
+    "SELECT EXISTS (SELECT 1 FROM jobs WHERE space = ?1 AND lane = ?2 AND seq <> ?3"
+    " AND (state = 3 OR state < 3 AND attempt > 0))"
+)
+_HOLD = "UPDATE jobs SET state = 2 WHERE seq IN (SELECT value FROM json_each(?))"
+_SOME = "SELECT value FROM json_each(?)"
+_NEWEST_HEAD = (
+    "SELECT priority FROM jobs WHERE line = ? AND state = 1 ORDER BY priority DESC LIMIT 1"
+)
+_NEWEST_NOW = (
+    "SELECT seq FROM jobs WHERE line = ?1 AND state = 1 AND priority = ?2 AND rank = x'' AND due = 9e999"
+    " ORDER BY seq DESC LIMIT ?3"
+)
+_NEWEST_REST = (
+    "SELECT seq FROM jobs WHERE line = ?1 AND state = 1 AND priority = ?2 AND (rank > x'' OR"
+    " rank = x'' AND due < 9e999) ORDER BY seq DESC LIMIT ?3"
+)
+
+_BITE = 2000
+"""Jobs that become due, or expire, in one transaction; more take another claim."""
+_MERGED = 400
+"""Lines in one compound statement; SQLite allows 500."""
+_INFINITY = float("inf")
+
+
+def sequence(receipt: bytes) -> int:
+    """The row that a receipt of ours points at."""
+    return int.from_bytes(receipt[16:], "big")
+
+
+def claim(
+    moves: Moves,
+    chance: Chance,
+    queues: Sequence[str],
+    tasks: Sequence[str | None],
+    limit: int,
+    lease: float,
+    worker: str,
+    newest: bool,
+) -> list[Claim]:
+    """See ``Store.claim``."""
+    now = moves.clock.now()
+    execute = moves.connection.execute
+    due, expired, lanes = execute(_AHEAD, (now, moves.space)).get
+    if due:
+        _promote(moves, now)
+    if expired:
+        expire(moves, _BITE)
+    moves.flush()
+    lines = _lines(moves, queues, tasks)
+    if not lines:
+        return []
+    token = chance.token()
+    taken = (token, moves.clock.monotonic() + lease, worker, now)
+    if newest or lanes or len(lines) > _MERGED:
+        picked = _newest(moves, lines, limit) if newest else None
+        chosen = _pick(moves, lines, limit, picked, lanes=bool(lanes))
+        execute(_TAKE % _SOME, (*taken, dump(chosen).decode()))
+    else:
+        execute(_TAKE % _candidates(lines), (*taken, limit))
+    claims = _read(moves, token, now, worker)
+    if newest:
+        claims.sort(key=lambda c: (c.job.priority, sequence(c.receipt)), reverse=True)
+    return claims
+
+
+def _lines(moves: Moves, queues: Sequence[str], tasks: Sequence[str | None]) -> list[int]:
+    """The lines with something ready that this worker serves."""
+    found = msgspec.json.decode(moves.connection.execute(_READY_LINES, (moves.space,)).get)
+    mine = []
+    for number in found:
+        queue, task = moves.name(number)
+        if queue in queues and task in tasks:
+            mine.append(number)
+    return mine
+
+
+def _candidates(lines: Sequence[int]) -> str:
+    """The next rows of all lines, in claim order. SQLite merges the sorted parts lazily."""
+    if len(lines) == 1:
+        return _HEAD.replace(", priority, rank, due", "") % lines[0] + _ORDER
+    parts = " UNION ALL ".join(_HEAD % number for number in lines)
+    return f"SELECT seq FROM ({parts}{_ORDER})"
+
+
+def _promote(moves: Moves, now: float) -> None:
+    """What has become due joins the line."""
+    found = moves.connection.execute(_COME_DUE, (now, _BITE)).get
+    moves.connection.execute(_PROMOTE, (now, _BITE))
+    for line, number in msgspec.json.decode(found):
+        moves.moved(line, WAITING, READY, number)
+    moves.tell(WORK)
+
+
+def expire(moves: Moves, limit: int) -> int:
+    """Cancel queued jobs past their ``expires_at``; how many."""
+    rows = moves.connection.execute(_EXPIRED, (moves.clock.now(), limit)).fetchall()
+    moves.end(rows, CANCELLED, Failure(kind="expired", message="not started before it expired"))
+    return len(rows)
+
+
+def _pick(
+    moves: Moves, lines: Sequence[int], limit: int, picked: Sequence[int] | None, *, lanes: bool
+) -> list[int]:
+    """Choose row by row: one of each lane at most, none of a lane that is held.
+
+    What has to wait for its lane leaves the line (HELD), so that it is passed over only once.
+    """
+    chosen: list[int] = []
+    taken: set[str] = set()
+    execute = moves.connection.execute
+    while len(chosen) < limit:
+        if picked is None:
+            wanted = limit - len(chosen)
+            rows = _in_order(moves, lines, wanted + len(chosen))
+        else:
+            rows = list(picked)
+        rows = [seq for seq in rows if seq not in set(chosen)]
+        if not lanes:
+            return (chosen + rows)[:limit]
+        of_lane = {
+            seq: (lane, attempt)
+            for seq, lane, attempt in execute(_LANES % _SOME, (dump(rows).decode(),))
+            if lane is not None
+        }
+        held = []
+        for seq in rows:
+            if len(chosen) == limit:
+                break
+            lane, _ = of_lane.get(seq, (None, 0))
+            if lane is None:
+                chosen.append(seq)
+            elif lane in taken or execute(_HOLDER, (moves.space, lane, seq)).get:
+                held.append(seq)
+            else:
+                taken.add(lane)
+                chosen.append(seq)
+        if held:
+            execute(_HOLD, (dump(held).decode(),))
+        if not held or picked is not None:
+            break
+    return chosen
+
+
+def _in_order(moves: Moves, lines: Sequence[int], limit: int) -> list[int]:
+    found: list[tuple[int, int, bytes, float]] = []
+    for at in range(0, len(lines), _MERGED):
+        parts = " UNION ALL ".join(_HEAD % number for number in lines[at : at + _MERGED])
+        found += moves.connection.execute(f"SELECT * FROM ({parts}){_ORDER}", (limit,)).fetchall()
+    found.sort(key=lambda row: (-row[1], row[2], row[3], row[0]))
+    return [row[0] for row in found[:limit]]
+
+
+def _newest(moves: Moves, lines: Sequence[int], limit: int) -> list[int]:
+    """Last in, first out: the highest sequence among those of the highest priority."""
+    execute = moves.connection.execute
+    best = max(execute(_NEWEST_HEAD, (line,)).get for line in lines)
+    found: list[int] = []
+    for line in lines:
+        for text in (_NEWEST_NOW, _NEWEST_REST):
+            found += [seq for (seq,) in execute(text, (line, best, limit))]
+    found.sort(reverse=True)
+    return found[:limit]
+
+
+def _read(moves: Moves, token: bytes, now: float, worker: str) -> list[Claim]:
+    execute = moves.connection.execute
+    try:
+        rows = parse_rows(execute(_TAKEN, (token,)).get)
+    except msgspec.MsgspecError:
+        # A payload that is no text any more: read the rows one by one and find out which.
+        rows = [list(row) for row in execute(_TAKEN_RAW, (token,))]
+    claims: list[Claim] = []
+    damaged: list[int] = []
+    usual = True
+    for row in rows:
+        line = row[2]
+        moves.moved(line, READY, RUNNING)
+        if line not in moves.names:
+            moves.load_lines()
+        try:
+            job = job_from(row, moves.names, (now, worker))
+            if job.codec != "json" and row[3].__class__ is str:
+                job = msgspec.structs.replace(job, payload=bytes.fromhex(row[3]))
+            if crc(job.id, job.payload) != row[4]:
+                damaged.append(row[0])
+                continue
+        except (ValueError, KeyError, TypeError, msgspec.MsgspecError):
+            damaged.append(row[0])
+            continue
+        if row[9] or row[10] or row[11] is not None:
+            usual = False
+        claims.append(Claim(job, token + row[0].to_bytes(8, "big")))
+    if damaged:
+        _bury_damaged(moves, damaged)
+    if not usual:
+        claims.sort(key=_claim_order)
+    return claims
+
+
+def _claim_order(claim: Claim) -> tuple[int, bytes, float, int]:
+    job = claim.job
+    due = _INFINITY if job.run_at is None else job.run_at
+    return -job.priority, job.rank, due, sequence(claim.receipt)
+
+
+_DAMAGED = (
+    "SELECT seq, id, line, state, key, lane, NULL FROM jobs"
+    " WHERE seq IN (SELECT value FROM json_each(?))"
+)
+
+
+def _bury_damaged(moves: Moves, damaged: Sequence[int]) -> None:
+    """The stored bytes are not what was stored: keep them, run nothing, go on with the rest."""
+    rows = moves.connection.execute(_DAMAGED, (dump(damaged).decode(),)).fetchall()
+    why = "the stored bytes changed since the job was added (digest mismatch); the job was not run"
+    moves.end(rows, DEAD, Failure(kind="damaged", message=why))

@@ -1,0 +1,243 @@
+"""The files of the SQLite store: where they may lie, who may read them, and room kept for bad days."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+import sys
+from pathlib import Path
+
+from outlast.errors import ConfigurationError, DurabilityError, StoreFull, StoreUnavailable
+from outlast.store import Durability
+
+__all__ = [
+    "Ballast",
+    "Identity",
+    "companion",
+    "file_system",
+    "path_durability",
+    "prepare",
+    "writable",
+]
+
+VOLATILE = frozenset({"tmpfs", "ramfs", "devtmpfs", "hugetlbfs"})
+NETWORK = frozenset(
+    "nfs nfs4 cifs smb smb2 smb3 smbfs 9p afs ceph lustre gpfs virtiofs glusterfs fuse.sshfs"
+    " fuse.glusterfs fuse.s3fs fuse.rclone davfs beegfs orangefs ocfs2 gfs2".split()
+)
+BALLAST = 4 << 20
+"""Bytes of disk that are kept back so that a full disk still lets work be settled."""
+
+
+def companion(path: str) -> Path:
+    """The folder beside the file for what isn't in it: lifelines, bells, ballast."""
+    return Path(f"{path}-outlast")
+
+
+def prepare(path: str, *, create: bool) -> None:
+    """See that a plain file of ours stands at ``path``, made with mode 0600 if it has to be.
+
+    Raises ``ConfigurationError`` for symlinks, devices and folders that others may write to, and
+    ``StoreUnavailable`` when the file is missing and may not be made.
+    """
+    folder = os.path.dirname(path)
+    try:
+        found = os.lstat(path)
+    except FileNotFoundError:
+        if not os.path.isdir(folder):
+            raise ConfigurationError(f"the folder {folder} does not exist; make it first") from None
+        if not create:
+            raise StoreUnavailable(
+                f"there is no store at {path}; check the URL, or allow creating it"
+                " (--create, or create=True)"
+            ) from None
+        _refuse_open_folder(folder)
+        _make(path)
+        return
+    except NotADirectoryError:
+        raise ConfigurationError(f"{folder} is not a folder") from None
+    except PermissionError as error:
+        raise StoreUnavailable(f"can't look at {path}: {error.strerror}") from error
+    if stat.S_ISLNK(found.st_mode):
+        raise ConfigurationError(
+            f"{path} is a symbolic link; name the real file {os.path.realpath(path)}, since SQLite keeps "
+            "its write-ahead log beside the name it was given"
+        )
+    if not stat.S_ISREG(found.st_mode):
+        raise ConfigurationError(f"{path} is not a plain file")
+    _refuse_open_folder(folder)
+    if not os.access(path, os.R_OK | os.W_OK):
+        raise StoreUnavailable(f"{path} can't be read and written by this user")
+
+
+def writable(path: str) -> None:
+    """Make the companion folder with mode 0700, or say why the store can't work here."""
+    try:
+        companion(path).mkdir(mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise StoreUnavailable(
+            f"can't write beside {path} ({error.strerror}); outlast needs the folder for the log"
+        ) from error
+
+
+def _make(path: str) -> None:
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0)
+    try:
+        descriptor = os.open(path, flags, 0o600)
+    except FileExistsError:
+        return
+    except OSError as error:
+        raise _refused(path, error) from error
+    os.close(descriptor)
+    sync_folder(os.path.dirname(path))
+
+
+def _refused(path: str, error: OSError) -> StoreUnavailable:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return StoreFull(f"no space left to make {path}")
+    return StoreUnavailable(f"can't make {path}: {error.strerror}")
+
+
+def sync_folder(folder: str) -> None:
+    """Make a new name in the folder survive a power cut, where the system can."""
+    if sys.platform == "win32":
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _refuse_open_folder(folder: str) -> None:
+    mode = os.stat(folder).st_mode
+    if sys.platform != "win32" and mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+        raise ConfigurationError(
+            f"anyone may replace files in {folder} (mode {stat.S_IMODE(mode):o}); use a folder of your own,"
+            f" or chmod o-w {folder}"
+        )
+
+
+def file_system(path: str) -> str:
+    """The type of the file system that holds ``path``, or "" where the system doesn't say."""
+    best, kind = -1, ""
+    try:
+        with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as mounts:
+            lines = mounts.readlines()
+    except OSError:
+        return ""
+    real = os.path.realpath(path)
+    for line in lines:
+        fields = line.split()
+        point = fields[4].replace("\\040", " ")
+        inside = point == "/" or real == point or real.startswith(point + "/")
+        # Of mounts over one another the last is the one in use.
+        if inside and len(point) >= best:
+            best, kind = len(point), fields[fields.index("-") + 1]
+    return kind
+
+
+def path_durability(path: str) -> tuple[Durability, str]:
+    """The best that a store at ``path`` can give, and the sentence that says why if it is not POWER.
+
+    Raises ``DurabilityError`` on network file systems, where WAL's shared memory does not work.
+    """
+    kind = file_system(os.path.dirname(path))
+    if kind in NETWORK:
+        raise DurabilityError(
+            f"{path} is on a network file system ({kind}), where SQLite's shared memory and locks don't"
+            " hold; use a local disk, or postgresql:// for several hosts"
+        )
+    if kind in VOLATILE:
+        return Durability.PROCESS, f"{path} is on {kind}, which is gone when the machine stops"
+    if kind == "overlay":
+        return (
+            Durability.POWER,
+            f"{path} is in a container's own layer (overlay): it is gone when the container is removed;"
+            " mount a volume",
+        )
+    return Durability.POWER, ""
+
+
+class Identity:
+    """Which files these are, to notice when someone deletes or replaces them under us."""
+
+    __slots__ = ("_known", "path")
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._known: dict[str, tuple[int, int]] = {}
+        self.check()
+
+    def check(self) -> None:
+        """Raise ``StoreUnavailable`` if the database or its log is not the file we opened."""
+        for name in (self.path, self.path + "-wal"):
+            try:
+                found = os.stat(name)
+            except FileNotFoundError:
+                found = None
+            now = (found.st_dev, found.st_ino) if found else None
+            known = self._known.get(name)
+            if known is None:
+                if now is not None:
+                    self._known[name] = now
+            elif now != known:
+                raise StoreUnavailable(
+                    f"{name} was {'replaced' if now else 'deleted'} while it was in use; nothing is made in its"
+                    " place. Put the file back, or restart on purpose with a new one"
+                )
+
+
+class Ballast:
+    """A file of zeros that is given up when the disk is full, so that settling can go on.
+
+    While it is gone, new work is refused: see ``room``.
+    """
+
+    __slots__ = ("_path", "_size")
+
+    def __init__(self, folder: Path, size: int = BALLAST) -> None:
+        self._path = folder / "ballast"
+        self._size = size
+
+    def keep(self) -> bool:
+        """Make the ballast if it isn't there; False when there is no room for it."""
+        try:
+            if self._path.stat().st_size == self._size:
+                return True
+        except FileNotFoundError:
+            pass
+        flags = os.O_WRONLY | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
+        try:
+            descriptor = os.open(self._path, flags, 0o600)
+            try:
+                if hasattr(os, "posix_fallocate"):
+                    os.posix_fallocate(descriptor, 0, self._size)
+                else:
+                    os.write(descriptor, bytes(self._size))
+                os.ftruncate(descriptor, self._size)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+                raise StoreUnavailable(f"can't write {self._path}: {error.strerror}") from error
+            self.drop()
+            return False
+        return True
+
+    def drop(self) -> bool:
+        """Give the space up; True if there was any."""
+        with contextlib.suppress(FileNotFoundError):
+            self._path.unlink()
+            return True
+        return False
+
+    def room(self) -> bool:
+        """Whether there is space for new work: the ballast stands and as much again is free."""
+        if hasattr(os, "statvfs"):
+            found = os.statvfs(self._path.parent)
+            if found.f_bavail * found.f_frsize < self._size:
+                return False
+        return self.keep()

@@ -1,0 +1,246 @@
+"""What people and handles read: always on a connection of its own, so that no write waits for it."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import apsw
+
+from outlast.errors import ConfigurationError, JobNotFound, StoreDamaged
+from outlast.job import Depth, Status
+from outlast.store import Line, WorkerInfo
+from outlast.stores.sqlite.files import sync_folder
+from outlast.stores.sqlite.rows import COLUMNS, dump, job_from
+from outlast.stores.sqlite.schema import CANCELLED, DEAD, DONE, HELD, READY, RUNNING, WAITING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from outlast.job import Job
+
+__all__ = ["Reads"]
+
+_JOB = (
+    "SELECT "
+    + COLUMNS.format(payload="payload", rank="rank")
+    + ", worker, started_at, finished_at, result FROM jobs"
+)
+_SPACE = "SELECT id FROM spaces WHERE name = ?"
+_LINES = "SELECT id, queue, task FROM lines WHERE space = ?"
+_BY_IDS = _JOB + " WHERE space = ? AND id IN (SELECT value FROM json_each(?))"
+_AFTER = "SELECT seq FROM jobs WHERE id = ? AND space = ?"
+_ENDED = "SELECT id, state > 3 FROM jobs WHERE space = ? AND id IN (SELECT value FROM json_each(?))"
+_COUNTS = "SELECT id, queue, task, ready, delayed, running, done, dead, cancelled FROM lines WHERE space = ?"
+_DUE = "SELECT line, count(*) FROM jobs WHERE state = 0 AND due <= ? GROUP BY line"
+_OLDEST = (
+    "SELECT created_at FROM jobs WHERE line = ? AND state = 1"
+    " ORDER BY priority DESC, rank, due, seq LIMIT 1"
+)
+_PAUSES = "SELECT queue FROM pauses WHERE space = ?"
+_NEXT_DUE = "SELECT min(due) FROM jobs WHERE state = 0"
+_WORKERS = "SELECT info, seen_at FROM workers WHERE space = ? AND seen_at >= ? ORDER BY id"
+_IN_STATES = "SELECT count(*) FROM jobs WHERE line IN (%s) AND state IN (%s)"
+
+STATES: dict[Status, tuple[int, ...]] = {
+    Status.QUEUED: (WAITING, READY, HELD),
+    Status.RUNNING: (RUNNING,),
+    Status.DONE: (DONE,),
+    Status.DEAD: (DEAD,),
+    Status.CANCELLED: (CANCELLED,),
+}
+
+
+class Reads:
+    """The reading side of one store; used by the reader's thread alone."""
+
+    def __init__(self, connection: apsw.Connection, namespace: str) -> None:
+        self.connection = connection
+        self._namespace = namespace
+        self._space = 0
+        self._version: Any = None
+        self._names: dict[int, tuple[str, str | None]] = {}
+
+    def space(self) -> int:
+        if not self._space:
+            self._space = self.connection.execute(_SPACE, (self._namespace,)).get or 0
+        return self._space
+
+    def get(self, ids: Sequence[str]) -> list[Job | None]:
+        rows = self.connection.execute(_BY_IDS, (self.space(), dump(list(ids)).decode())).fetchall()
+        jobs = {job.id: job for job in map(self._job, rows)}
+        return [jobs.get(identifier) for identifier in ids]
+
+    def find(
+        self,
+        *,
+        status: Sequence[Status],
+        queue: str | None,
+        task: str | None,
+        key: str | None,
+        since: float | None,
+        until: float | None,
+        after: str | None,
+        limit: int,
+    ) -> list[Job]:
+        self._load_names()
+        lines = [
+            number
+            for number, (its_queue, its_task) in self._names.items()
+            if queue in (None, its_queue) and task in (None, its_task)
+        ]
+        states = [state for one in status or STATES for state in STATES[one]]
+        where = [
+            f"line IN ({','.join(map(str, lines))})",
+            f"state IN ({','.join(map(str, states))})",
+        ]
+        values: list[Any] = []
+        for condition, value in (
+            ("key = ?", key),
+            ("created_at >= ?", since),
+            ("created_at <= ?", until),
+        ):
+            if value is not None:
+                where.append(condition)
+                values.append(value)
+        if after is not None:
+            last = self.connection.execute(_AFTER, (after, self.space())).get
+            # Its page may be gone meanwhile; ids of ours are ordered by time, so the next page isn't.
+            where.append("id < ?" if last is None else "seq < ?")
+            values.append(after if last is None else last)
+        text = f"{_JOB} WHERE {' AND '.join(where)} ORDER BY seq DESC LIMIT ?"
+        return [
+            self._job(row) for row in self.connection.execute(text, (*values, limit)).fetchall()
+        ]
+
+    def ended(self, ids: Sequence[str]) -> list[Job]:
+        """Those that have ended. Raises ``JobNotFound`` for what isn't stored."""
+        found = dict(
+            self.connection.execute(_ENDED, (self.space(), dump(list(ids)).decode())).fetchall()
+        )
+        for identifier in ids:
+            if identifier not in found:
+                raise JobNotFound(f"no job {identifier} is stored: it never was, or it was deleted")
+        return [job for job in self.get([i for i in ids if found[i]]) if job is not None]
+
+    def depth(self, queue: str, now: float) -> Depth:
+        total = [0] * 6
+        for number, its_queue, _, *counts in self._counts(now):
+            if its_queue == queue and number:
+                total = [a + b for a, b in zip(total, counts, strict=True)]
+        return _depth(total)
+
+    def lines(self, now: float) -> list[Line]:
+        paused = {queue for (queue,) in self.connection.execute(_PAUSES, (self.space(),))}
+        return [
+            Line(
+                queue=queue,
+                task=task,
+                depth=_depth(counts),
+                paused=queue in paused,
+                oldest=self.connection.execute(_OLDEST, (number,)).get,
+            )
+            for number, queue, task, *counts in self._counts(now)
+        ]
+
+    def _counts(self, now: float) -> list[list[Any]]:
+        rows = [list(row) for row in self.connection.execute(_COUNTS, (self.space(),))]
+        due = dict(self.connection.execute(_DUE, (now,)).fetchall())
+        for row in rows:
+            # What has come due is counted as ready, though only the next claim moves it.
+            come = due.get(row[0], 0)
+            row[3] += come
+            row[4] -= come
+        return rows
+
+    def data_changed(self) -> bool:
+        """Whether another connection has written since this was last asked."""
+        found = self.connection.pragma("data_version")
+        changed, self._version = found != self._version, found
+        return changed
+
+    def next_due(self) -> float | None:
+        found: float | None = self.connection.execute(_NEXT_DUE).get
+        return found
+
+    def count(self, queue: str, status: Sequence[Status]) -> int:
+        """How many jobs ``purge`` would delete. Raises ``JobNotFound`` as it does."""
+        self._load_names()
+        lines = [number for number, (its_queue, _) in self._names.items() if its_queue == queue]
+        if not lines:
+            raise JobNotFound(f"no queue {queue!r} was ever used here")
+        states = [s for one in status if one is not Status.RUNNING for s in STATES[one]]
+        text = _IN_STATES % (",".join(map(str, lines)), ",".join(map(str, states)))
+        found: int = self.connection.execute(text).get
+        return found
+
+    def workers(self, since: float) -> list[WorkerInfo]:
+        import msgspec
+
+        found = []
+        for info, seen_at in self.connection.execute(_WORKERS, (self.space(), since)):
+            worker = msgspec.json.decode(info, type=WorkerInfo)
+            found.append(msgspec.structs.replace(worker, seen_at=seen_at))
+        return found
+
+    def backup(self, path: Path) -> dict[str, Any]:
+        """Copy page by page while others write, then check the copy and give it its name."""
+        if path.exists():
+            raise ConfigurationError(f"{path} exists already; name a new file")
+        part = path.with_name(path.name + ".part")
+        descriptor = os.open(part, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
+        os.close(descriptor)
+        try:
+            copy = apsw.Connection(str(part))
+            try:
+                with copy.backup("main", self.connection, "main") as backup:
+                    # In one step it reads one snapshot, and writers needn't stop.
+                    while not backup.done:
+                        backup.step()
+                copy.pragma("journal_mode", "delete")
+                found = copy.pragma("integrity_check")
+                if found != "ok":
+                    raise StoreDamaged(
+                        f"the copy of the store is damaged: {found}; it was not kept"
+                    )
+                jobs, live = copy.execute(
+                    "SELECT count(*), ifnull(sum(state < 4), 0) FROM jobs"
+                ).get
+            finally:
+                copy.close()
+            descriptor = os.open(part, os.O_RDWR)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+            os.rename(part, path)
+            sync_folder(str(path.parent.absolute()))
+        except BaseException:
+            part.unlink(missing_ok=True)
+            raise
+        return {"path": str(path), "bytes": path.stat().st_size, "jobs": jobs, "live": live}
+
+    def _job(self, row: Sequence[Any]) -> Job:
+        *main, worker, started_at, finished_at, result = row
+        if main[2] not in self._names:
+            self._load_names()
+        return job_from(
+            main,
+            self._names,
+            worker=worker,
+            started_at=started_at,
+            finished_at=finished_at,
+            result=result,
+        )
+
+    def _load_names(self) -> None:
+        for number, queue, task in self.connection.execute(_LINES, (self.space(),)):
+            self._names[number] = (queue, task)
+
+
+def _depth(counts: Sequence[int]) -> Depth:
+    ready, delayed, running, done, dead, cancelled = counts
+    return Depth(
+        ready=ready, delayed=delayed, running=running, done=done, dead=dead, cancelled=cancelled
+    )

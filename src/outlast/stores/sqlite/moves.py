@@ -1,0 +1,383 @@
+"""What one transaction of the writer knows: its lines, their counts, and how jobs come in and end."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from outlast.errors import KeyConflict
+from outlast.job import Added, Failure
+from outlast.stores.sqlite.bell import ENDED, WORK
+from outlast.stores.sqlite.rows import crc, dump, load_opts, opts_of
+from outlast.stores.sqlite.schema import CANCELLED, DEAD, DONE, HELD, READY, RUNNING, WAITING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    import apsw
+
+    from outlast.clock import Clock
+    from outlast.job import Job
+
+__all__ = ["Careful", "Moves"]
+
+_ADD_LINE = "INSERT OR IGNORE INTO lines (space, queue, task) VALUES (?, ?, ?)"
+_LINES = "SELECT id, queue, task FROM lines WHERE space = ?"
+_COUNT = (
+    "UPDATE lines SET ready = ready + ?, delayed = delayed + ?, running = running + ?,"
+    " done = done + ?, dead = dead + ?, cancelled = cancelled + ? WHERE id = ?"
+)
+_LIVE = "SELECT ifnull(sum(ready + delayed + running), 0) FROM lines WHERE space = ? AND queue = ?"
+_KNOWN_IDS = (
+    "SELECT id, line, crc FROM jobs WHERE space = ? AND id IN (SELECT value FROM json_each(?))"
+)
+_BRIEF = "INSERT INTO jobs (id, space, line, state, payload, crc, created_at, opts) VALUES"
+_FULL = (
+    "INSERT INTO jobs (id, space, line, state, payload, crc, created_at, opts,"
+    " priority, rank, due, key, lane, expires_at) VALUES"
+)
+_ONCE = " ON CONFLICT (id, space) DO NOTHING"
+_TAKE_KEYS = "INSERT INTO keys (space, task, key, job, digest) VALUES"
+_IF_FREE = (
+    " ON CONFLICT (space, task, key) DO UPDATE SET job = excluded.job, digest = excluded.digest,"
+    " until = NULL WHERE keys.until <= ?"
+)
+_KEYS = "WITH v (task, key) AS (VALUES"
+_HOLDERS = (
+    ") SELECT k.task, k.key, k.job, k.digest FROM v JOIN keys k"
+    " ON k.space = ? AND k.task = v.task AND k.key = v.key"
+)
+_FREE_KEYS = "WITH v (task, key, job, until) AS (VALUES"
+_AT_THEIR_END = (
+    ") UPDATE keys SET until = v.until FROM v WHERE keys.space = ? AND keys.task = v.task"
+    " AND keys.key = v.key AND keys.job = v.job"
+)
+_NEXT_IN_LANE = (
+    "UPDATE jobs SET state = 1 WHERE seq = (SELECT seq FROM jobs WHERE space = ?1 AND lane = ?2"
+    " AND state = 2 ORDER BY priority DESC, rank, due, seq LIMIT 1)"
+    " AND NOT EXISTS (SELECT 1 FROM jobs WHERE space = ?1 AND lane = ?2 AND (state = 3"
+    " OR state < 3 AND attempt > 0))"
+)
+_END = (
+    "UPDATE jobs SET state = ?2, failure = ifnull(?3, failure), finished_at = ?4, receipt = NULL,"
+    " lease = NULL, gone_at = CASE WHEN ?2 <> 5 THEN ?4 + iif(opts IS NULL, 86400,"
+    " iif(json_type(opts, '$.keep') IS NULL, 86400, opts ->> '$.keep')) END"
+    " WHERE seq IN (SELECT value FROM json_each(?1))"
+)
+_DROP = "DELETE FROM jobs WHERE seq IN (SELECT value FROM json_each(?))"
+
+_COLUMN = {WAITING: 1, READY: 0, HELD: 0, RUNNING: 2, DONE: 3, DEAD: 4, CANCELLED: 5}
+_CHUNKS = (256, 64, 16, 4, 1)
+
+
+class Careful(Exception):
+    """Something in the batch was there already or is gone: do it again, looking at each first."""
+
+
+class Moves:
+    """The state of the current transaction; used by the writer's thread alone."""
+
+    def __init__(self, namespace: str, clock: Clock) -> None:
+        self.namespace = namespace
+        self.clock = clock
+        self.space = 0
+        self.careful = False
+        self.names: dict[int, tuple[str, str | None]] = {}
+        self._ids: dict[tuple[str, str | None], int] = {}
+        self._deltas: dict[int, list[int]] = {}
+        self._fresh_lines = False
+        self._news = 0
+        self._texts: dict[tuple[str, str, int, int], str] = {}
+        self.connection: apsw.Connection
+
+    # -- the transaction
+
+    def attach(self, connection: apsw.Connection) -> None:
+        """Work on this connection from now on."""
+        self.connection = connection
+        self._forget_lines()
+        self.space = 0
+
+    def begin(self, *, careful: bool) -> None:
+        self.careful = careful
+        self._news = 0
+        if not self.space:
+            execute = self.connection.execute
+            execute("INSERT OR IGNORE INTO spaces (name) VALUES (?)", (self.namespace,))
+            self.space = execute("SELECT id FROM spaces WHERE name = ?", (self.namespace,)).get
+            self._fresh_lines = True
+
+    def finish(self) -> None:
+        """Write down what was counted; the last thing before COMMIT."""
+        self.flush()
+        self._fresh_lines = False
+
+    def abandon(self) -> None:
+        """The transaction was rolled back: forget what it believed."""
+        self._deltas.clear()
+        if self._fresh_lines:
+            self._forget_lines()
+            self.space = 0
+            self._fresh_lines = False
+
+    def _forget_lines(self) -> None:
+        self.names.clear()
+        self._ids.clear()
+
+    def tell(self, news: int) -> None:
+        """The commit will be news of this kind to those who wait."""
+        self._news |= news
+
+    def take_news(self) -> int:
+        news, self._news = self._news, 0
+        return news
+
+    def values(
+        self,
+        head: str,
+        tail: str,
+        rows: Sequence[Sequence[Any]],
+        more: Sequence[Any] = (),
+    ) -> int:
+        """Run one statement over many rows; how many were changed.
+
+        A thousand rows are four statements, not a thousand: each statement gives the GIL up, and a busy
+        event loop takes its time to hand it back.
+        """
+        changed, at, width = 0, 0, len(rows[0])
+        for size in _CHUNKS:
+            while len(rows) - at >= size:
+                key = (head, tail, width, size)
+                text = self._texts.get(key)
+                if text is None:
+                    row = "(" + ",".join("?" * width) + ")"
+                    text = self._texts[key] = head + ",".join([row] * size) + tail
+                flat = [value for row in rows[at : at + size] for value in row]
+                flat.extend(more)
+                self.connection.execute(text, flat)
+                changed += self.connection.changes()
+                at += size
+        return changed
+
+    # -- lines and their counts
+
+    def line(self, queue: str, task: str | None) -> int:
+        """The line's number, made if it is new."""
+        found = self._ids.get((queue, task))
+        if found is None:
+            self.load_lines()
+            found = self._ids.get((queue, task))
+        if found is None:
+            self.connection.execute(_ADD_LINE, (self.space, queue, task))
+            self._fresh_lines = True
+            self.load_lines()
+            found = self._ids[queue, task]
+        return found
+
+    def load_lines(self) -> None:
+        for number, queue, task in self.connection.execute(_LINES, (self.space,)).fetchall():
+            self.names[number] = (queue, task)
+            self._ids[queue, task] = number
+
+    def name(self, line: int) -> tuple[str, str | None]:
+        if line not in self.names:
+            self.load_lines()
+        return self.names[line]
+
+    def count(self, line: int, state: int, by: int) -> None:
+        delta = self._deltas.get(line)
+        if delta is None:
+            delta = self._deltas[line] = [0] * 6
+        delta[_COLUMN[state]] += by
+
+    def moved(self, line: int, before: int, after: int, by: int = 1) -> None:
+        self.count(line, before, -by)
+        self.count(line, after, by)
+
+    def flush(self) -> None:
+        for line, delta in self._deltas.items():
+            if any(delta):
+                self.connection.execute(_COUNT, (*delta, line))
+        self._deltas.clear()
+
+    # -- coming in
+
+    def add(self, jobs: Sequence[Job], capacity: int | None = None) -> list[Added]:
+        """See ``Store.add``. Raises before anything is written, or leaves nothing written."""
+        if capacity is not None:
+            self._check_capacity(jobs, capacity)
+        return self._add(jobs)
+
+    def add_following(self, jobs: Sequence[Job]) -> None:
+        """The ``then`` of verdicts: where a key is taken, the job that holds it stands."""
+        self._add(jobs, lenient=True)
+
+    def _check_capacity(self, jobs: Sequence[Job], capacity: int) -> None:
+        self.flush()
+        wanted: dict[str, int] = {}
+        for job in jobs:
+            wanted[job.queue] = wanted.get(job.queue, 0) + 1
+        for queue, more in wanted.items():
+            live = self.connection.execute(_LIVE, (self.space, queue)).get
+            if live + more > capacity:
+                raise asyncio.QueueFull(f"queue {queue!r} holds {live} of {capacity}")
+
+    def _add(self, jobs: Sequence[Job], *, lenient: bool = False) -> list[Added]:
+        answers: list[Added | None] = [None] * len(jobs)
+        if self.careful:
+            self._answer_known(jobs, answers)
+        if any(job.key is not None for job in jobs):
+            self._answer_keyed(jobs, answers, lenient=lenient)
+        fresh = [job for job, answer in zip(jobs, answers, strict=True) if answer is None]
+        if fresh and self._insert(fresh) != len(fresh):
+            raise Careful
+        return [answer or Added(job.id) for job, answer in zip(jobs, answers, strict=True)]
+
+    def _answer_known(self, jobs: Sequence[Job], answers: list[Added | None]) -> None:
+        known: dict[str, tuple[int, int]] = {
+            identifier: (line, check)
+            for identifier, line, check in self.connection.execute(
+                _KNOWN_IDS, (self.space, dump([job.id for job in jobs]).decode())
+            )
+        }
+        for index, job in enumerate(jobs):
+            mark = (self.line(job.queue, job.task), crc(job.id, job.payload))
+            if job.id in known:
+                answers[index] = Added(job.id, False, known[job.id] != mark)
+            else:
+                known[job.id] = mark
+
+    def _answer_keyed(
+        self, jobs: Sequence[Job], answers: list[Added | None], *, lenient: bool
+    ) -> None:
+        mine = [i for i, job in enumerate(jobs) if job.key is not None and answers[i] is None]
+        if not mine:
+            return
+        self.connection.execute("SAVEPOINT keyed")
+        holders = self._take_keys([jobs[i] for i in mine])
+        for i in mine:
+            job = jobs[i]
+            holder, digest = holders[job.task or "", job.key or ""]
+            if holder == job.id:
+                continue
+            if digest != job.digest and not lenient:
+                self.connection.execute("ROLLBACK TO keyed")
+                self.connection.execute("RELEASE keyed")
+                raise KeyConflict(
+                    f"key {job.key!r} of task {job.task} belongs to job {holder}, which has other"
+                    " arguments; use another key, or the same arguments"
+                )
+            answers[i] = Added(holder, False)
+        self.connection.execute("RELEASE keyed")
+
+    def _take_keys(self, jobs: Sequence[Job]) -> dict[tuple[str, str], tuple[str, bytes]]:
+        """Let the constraint decide who holds each key, then read who does."""
+        self.values(
+            _TAKE_KEYS,
+            _IF_FREE,
+            [(self.space, job.task or "", job.key, job.id, job.digest) for job in jobs],
+            (self.clock.now(),),
+        )
+        holders: dict[tuple[str, str], tuple[str, bytes]] = {}
+        for at in range(0, len(jobs), 256):
+            pairs = [(job.task or "", job.key) for job in jobs[at : at + 256]]
+            text = _KEYS + ",".join(["(?,?)"] * len(pairs)) + _HOLDERS
+            flat = [value for pair in pairs for value in pair]
+            found = self.connection.execute(text, [*flat, self.space])
+            holders.update({(task, key): (job, digest) for task, key, job, digest in found})
+        return holders
+
+    def _insert(self, jobs: Sequence[Job]) -> int:
+        now, space = self.clock.now(), self.space
+        lines: dict[tuple[str, str | None], int] = {}
+        rows: list[tuple[Any, ...]] = []
+        waiting: dict[int, int] = {}
+        plain = True
+        for job in jobs:
+            name = (job.queue, job.task)
+            line = lines.get(name)
+            if line is None:
+                line = lines[name] = self.line(job.queue, job.task)
+            due, state = job.run_at, READY
+            if job.delay is not None and job.delay > 0:
+                due = now + job.delay
+            if due is not None and due > now:
+                state = WAITING
+            expires = job.expires_at if job.ttl is None else now + job.ttl
+            if plain and not (
+                job.priority == 0 and due is expires is job.key is job.lane is None and not job.rank
+            ):
+                plain = False
+            payload = job.payload
+            row = (job.id, space, line, state, payload, crc(job.id, payload), now, opts_of(job))
+            if state == WAITING:
+                waiting[line] = waiting.get(line, 0) + 1
+            else:
+                self.count(line, READY, 1)
+            rows.append(
+                (
+                    *row,
+                    job.priority,
+                    job.rank,
+                    _INFINITY if due is None else due,
+                    job.key,
+                    job.lane,
+                    expires,
+                )
+            )
+        for line, number in waiting.items():
+            self.count(line, WAITING, number)
+        self.tell(WORK)
+        if plain:
+            return self.values(_BRIEF, _ONCE, [row[:8] for row in rows])
+        return self.values(_FULL, _ONCE, rows)
+
+    # -- ending
+
+    def end(
+        self,
+        rows: Sequence[tuple[int, str, int, int, str | None, str | None, str | None]],
+        state: int,
+        failure: Failure | None,
+    ) -> None:
+        """End jobs outside of a verdict. Rows are (seq, id, line, state, key, lane, opts)."""
+        if not rows:
+            return
+        now = self.clock.now()
+        why = None if failure is None else dump(failure).decode()
+        keeps = {seq: load_opts(opts).get("keep", 1) if opts else 1 for seq, *_, opts in rows}
+        gone = [seq for seq, keep in keeps.items() if keep == 0 and state != DEAD]
+        self.connection.execute(_END, (dump(list(keeps)).decode(), state, why, now))
+        for _, _, line, before, *_ in rows:
+            self.moved(line, before, state)
+        for seq, _, line, *_ in rows:
+            if keeps[seq] == 0 and state != DEAD:
+                self.count(line, state, -1)
+        if gone:
+            self.connection.execute(_DROP, (dump(gone).decode(),))
+        keyed = [
+            (self.name(line)[1] or "", key, identifier, now + _keep_key(opts))
+            for _, identifier, line, _, key, _, opts in rows
+            if key is not None
+        ]
+        self.free_keys(keyed)
+        self.free_lanes(lane for *_, lane, _ in rows if lane is not None)
+        self.tell(ENDED)
+
+    def free_keys(self, keyed: Sequence[tuple[str, str, str, float]]) -> None:
+        """(task, key, id, until): remember the keys of ended jobs until then."""
+        if keyed:
+            self.values(_FREE_KEYS, _AT_THEIR_END, keyed, (self.space,))
+
+    def free_lanes(self, lanes: Iterable[str]) -> None:
+        """A job of each lane has ended: let the next one come."""
+        for lane in set(lanes):
+            self.connection.execute(_NEXT_IN_LANE, (self.space, lane))
+            self.tell(WORK)
+
+
+def _keep_key(opts: str | None) -> float:
+    return float(load_opts(opts).get("keep_key", 86400.0)) if opts else 86400.0
+
+
+_INFINITY = float("inf")

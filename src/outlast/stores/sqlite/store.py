@@ -1,0 +1,514 @@
+"""The SQLite store: every call becomes one step of the writer's next transaction, or a read.
+
+One file, WAL, ``synchronous=FULL``. Threads: one that writes, one that reads, one that hears the
+bell of other processes. Leases are measured on the machine's monotonic clock, which all its
+processes share, so that a wall clock that jumps ends none of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import threading
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import apsw
+
+from outlast import lifeline
+from outlast.chance import SystemChance
+from outlast.clock import SystemClock
+from outlast.errors import DurabilityError, StoreClosed, StoreError, StoreFull
+from outlast.limits import check_job
+from outlast.store import Durability, Feature
+from outlast.stores.sqlite import files, schema, upkeep
+from outlast.stores.sqlite.bell import ENDED, WORK, Bell
+from outlast.stores.sqlite.claims import claim
+from outlast.stores.sqlite.ledger import Reads
+from outlast.stores.sqlite.moves import Moves
+from outlast.stores.sqlite.reader import Reader, Waiter
+from outlast.stores.sqlite.verdicts import settle
+from outlast.stores.sqlite.writer import Op, Writer, mapped
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from outlast.chance import Chance
+    from outlast.clock import Clock
+    from outlast.job import Added, Claim, Death, Depth, Job, Lost, Progress, Status, Verdict
+    from outlast.store import Cancelled, Line, WorkerInfo
+
+__all__ = ["SqliteStore"]
+
+T = TypeVar("T")
+
+_HOUR = 3600.0
+_log = logging.getLogger(__name__)
+
+
+class SqliteStore:
+    """Jobs in one file on this machine."""
+
+    features = (
+        Feature.DELAY
+        | Feature.PRIORITY
+        | Feature.KEYS
+        | Feature.RESULTS
+        | Feature.INSPECT
+        | Feature.LANES
+        | Feature.CAPACITY
+        | Feature.PUSH
+    )
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        namespace: str = "default",
+        durability: Durability | None = None,
+        create: bool = True,
+        clock: Clock | None = None,
+        chance: Chance | None = None,
+        vfs: str | None = None,
+    ) -> None:
+        self.path = os.path.abspath(path)
+        self.url = f"sqlite:///{self.path}"
+        self.namespace = namespace
+        self.durability = Durability.POWER if durability is None else durability
+        self.lifelines: Path | None = files.companion(self.path)
+        self._required = self.durability
+        self._create = create
+        self._clock = clock or SystemClock()
+        self._chance = chance or SystemChance()
+        self._vfs = vfs
+        self._lock = threading.Lock()
+        self._pid = 0
+        self._writer: Writer | None = None
+        self._reader: Reader | None = None
+        self._bell: Bell | None = None
+        self._ballast = files.Ballast(files.companion(self.path))
+        self._news = {WORK: 0, ENDED: 0}
+        self._looked: dict[tuple[int, str], int] = {}
+        self._waiters: set[Waiter] = set()
+
+    def __repr__(self) -> str:
+        return f"SqliteStore({self.url!r}, namespace={self.namespace!r})"
+
+    # -- opening and closing
+
+    async def open(self) -> None:
+        await asyncio.to_thread(self.open_now)
+
+    def open_now(self) -> None:
+        """``open`` for callers without an event loop; blocks."""
+        with self._lock:
+            if self._writer is not None and self._pid == os.getpid():
+                return
+            try:
+                self._open()
+            except apsw.Error as error:
+                raise mapped(error, self.path) from error
+
+    def _open(self) -> None:
+        best, why = files.path_durability(self.path)
+        if self._required > best:
+            raise DurabilityError(
+                f"{why or f'{self.path} is one file on one disk'}: that is durability {best}, and"
+                f" {self._required} was asked for; use another place, or ?durability={best}"
+            )
+        if why:
+            _log.warning("%s", why)
+        files.prepare(self.path, create=self._create)
+        files.writable(self.path)
+        folder = files.companion(self.path)
+        connect = partial(schema.connect, self.path, self._required, self._vfs)
+        connection = connect()
+        try:
+            schema.migrate(connection, self.path, self._chance.token().hex())
+            self._note_restart(connection)
+        finally:
+            connection.close()
+        self._ballast.keep()
+        moves = Moves(self.namespace, self._clock)
+        self._writer = Writer(
+            connect,
+            moves,
+            self.path,
+            folder,
+            files.Identity(self.path),
+            self._ballast,
+            self._required,
+            self._committed,
+        )
+        self._reader = Reader(partial(Reads, connect(), self.namespace), self.path)
+        self._bell = Bell(folder, self._chance.token().hex(), self._heard)
+        self._pid = os.getpid()
+        for worker, cause in lifeline.dead(folder):
+            self._wait_for(
+                self._op(partial(upkeep.recover_worker, worker=worker, cause=cause), synced=True)
+            )
+
+    def _note_restart(self, connection: apsw.Connection) -> None:
+        """After a restart of the machine nobody runs anything: what the clock says of leases is void."""
+        boot = schema.boot_id()
+        if not boot:
+            return
+        connection.set_busy_timeout(5000)
+        with connection:
+            found = connection.execute("SELECT value FROM meta WHERE name = 'boot'").get
+            if found != boot:
+                connection.execute("UPDATE jobs SET lease = -1 WHERE state = 3")
+                connection.execute("INSERT OR REPLACE INTO meta VALUES ('boot', ?)", (boot,))
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self.close_now)
+
+    def close_now(self) -> None:
+        """``close`` for callers without an event loop; blocks."""
+        with self._lock:
+            writer, reader, bell = self._writer, self._reader, self._bell
+            self._writer = self._reader = self._bell = None
+            if writer is None or reader is None or bell is None or self._pid != os.getpid():
+                return
+            writer.close()
+            reader.close()
+            bell.close()
+        self._heard(WORK | ENDED)
+
+    # -- the protocol
+
+    async def add(self, jobs: Sequence[Job], capacity: int | None = None) -> Sequence[Added]:
+        return await self._do(self._add_op(jobs, capacity))
+
+    def add_now(self, jobs: Sequence[Job], capacity: int | None = None) -> Sequence[Added]:
+        """``add`` for callers without an event loop; blocks until it is durable."""
+        return self._wait_for(self._add_op(jobs, capacity))
+
+    def _add_op(self, jobs: Sequence[Job], capacity: int | None) -> Op:
+        for job in jobs:
+            check_job(job)
+        if not self._ballast.room():
+            raise StoreFull(
+                f"the disk of {self.path} is nearly full; new jobs are refused so that those accepted"
+                " can be settled. Nothing was stored"
+            )
+        if capacity is not None:
+            self._look(ENDED, {job.queue for job in jobs})
+        return self._op(
+            partial(Moves.add, jobs=jobs, capacity=capacity),
+            synced=True,
+            size=len(jobs),
+            ids=[job.id for job in jobs],
+        )
+
+    async def claim(
+        self,
+        queues: Sequence[str],
+        tasks: Sequence[str | None],
+        limit: int,
+        lease: float,
+        worker: str,
+        newest: bool = False,
+    ) -> Sequence[Claim]:
+        op = self._claim_op(queues, tasks, limit, lease, worker, newest)
+        return [] if op is None else await self._do(op, self._unclaim)
+
+    def claim_now(
+        self,
+        queues: Sequence[str],
+        tasks: Sequence[str | None],
+        limit: int,
+        lease: float,
+        worker: str,
+        newest: bool = False,
+    ) -> Sequence[Claim]:
+        """``claim`` for callers without an event loop; blocks."""
+        op = self._claim_op(queues, tasks, limit, lease, worker, newest)
+        return [] if op is None else self._wait_for(op)
+
+    def _claim_op(
+        self,
+        queues: Sequence[str],
+        tasks: Sequence[str | None],
+        limit: int,
+        lease: float,
+        worker: str,
+        newest: bool,
+    ) -> Op | None:
+        self._check_open()
+        if limit <= 0:
+            return None
+        self._look(WORK, queues)
+        run = partial(
+            claim,
+            chance=self._chance,
+            queues=queues,
+            tasks=tasks,
+            limit=limit,
+            lease=lease,
+            worker=worker,
+            newest=newest,
+        )
+        return self._op(run, synced=False, size=limit)
+
+    async def settle(self, verdicts: Sequence[Verdict]) -> Sequence[Lost]:
+        return await self._do(self._settle_op(verdicts)) if verdicts else []
+
+    def settle_now(self, verdicts: Sequence[Verdict]) -> Sequence[Lost]:
+        """``settle`` for callers without an event loop; blocks until it is durable."""
+        return self._wait_for(self._settle_op(verdicts)) if verdicts else []
+
+    def _settle_op(self, verdicts: Sequence[Verdict]) -> Op:
+        for verdict in verdicts:
+            for job in verdict.then:
+                check_job(job)
+        return self._op(partial(settle, verdicts=verdicts), synced=True, size=len(verdicts))
+
+    async def renew(
+        self, claims: Sequence[Claim], lease: float, notes: Sequence[Progress] = ()
+    ) -> Sequence[Lost]:
+        run = partial(upkeep.renew, claims=claims, lease=lease, notes=notes)
+        return await self._do(self._op(run, synced=False, size=len(claims)))
+
+    async def recover(self, limit: int) -> int:
+        return await self._do(self._op(partial(upkeep.recover, limit=limit), synced=True))
+
+    async def recover_worker(self, worker: str, cause: Death) -> int:
+        run = partial(upkeep.recover_worker, worker=worker, cause=cause)
+        return await self._do(self._op(run, synced=True))
+
+    async def prune(self, limit: int) -> int:
+        return await self._do(
+            self._op(partial(upkeep.prune, limit=limit), synced=False, size=limit)
+        )
+
+    async def wait(self, queues: Sequence[str], timeout: float, *, space: bool = False) -> None:
+        kind = ENDED if space else WORK
+        deadline = self._clock.monotonic() + timeout
+        while True:
+            self._check_open()
+            waiter = self._listen(kind)
+            try:
+                if self._is_new(kind, queues):
+                    return
+                left = deadline - self._clock.monotonic()
+                due = None if space else await self._read(Reads.next_due)
+                if due is not None:
+                    left = min(left, due - self._clock.now())
+                if left <= 0:
+                    return
+                if self._writer is not None:
+                    await waiter.sleep(self._clock, left)
+            finally:
+                self._waiters.discard(waiter)
+
+    async def depth(self, queue: str) -> Depth:
+        return await self._read(partial(Reads.depth, queue=queue, now=self._clock.now()))
+
+    def depth_now(self, queue: str) -> Depth:
+        """``depth`` for callers without an event loop; blocks."""
+        return self._reading().now(partial(Reads.depth, queue=queue, now=self._clock.now()))
+
+    # -- the ledger
+
+    async def get(self, ids: Sequence[str]) -> Sequence[Job | None]:
+        return await self._read(partial(Reads.get, ids=ids))
+
+    async def find(
+        self,
+        *,
+        status: Sequence[Status] = (),
+        queue: str | None = None,
+        task: str | None = None,
+        key: str | None = None,
+        since: float | None = None,
+        until: float | None = None,
+        after: str | None = None,
+        limit: int = 100,
+    ) -> Sequence[Job]:
+        return await self._read(
+            partial(
+                Reads.find,
+                status=status,
+                queue=queue,
+                task=task,
+                key=key,
+                since=since,
+                until=until,
+                after=after,
+                limit=limit,
+            )
+        )
+
+    async def cancel(self, ids: Sequence[str]) -> Sequence[Cancelled]:
+        return await self._do(self._op(partial(upkeep.cancel, ids=ids), synced=True, size=len(ids)))
+
+    async def revive(self, ids: Sequence[str]) -> Sequence[bool]:
+        return await self._do(self._op(partial(upkeep.revive, ids=ids), synced=True, size=len(ids)))
+
+    async def purge(self, queue: str, status: Sequence[Status], *, dry_run: bool = False) -> int:
+        if dry_run:
+            return await self._read(partial(Reads.count, queue=queue, status=status))
+        total = 0
+        while True:
+            run = partial(upkeep.purge, queue=queue, status=status)
+            gone = await self._do(self._op(run, synced=True))
+            total += gone
+            if not gone:
+                return total
+
+    async def finished(self, ids: Sequence[str], timeout: float) -> Sequence[Job]:
+        deadline = self._clock.monotonic() + timeout
+        while True:
+            self._check_open()
+            waiter = self._listen(ENDED)
+            try:
+                ended = await self._read(partial(Reads.ended, ids=ids))
+                left = deadline - self._clock.monotonic()
+                if ended or left <= 0:
+                    return ended
+                await waiter.sleep(self._clock, left)
+            finally:
+                self._waiters.discard(waiter)
+
+    async def lines(self) -> Sequence[Line]:
+        return await self._read(partial(Reads.lines, now=self._clock.now()))
+
+    async def pause(self, queue: str, paused: bool = True) -> None:
+        await self._do(self._op(partial(upkeep.pause, queue=queue, paused=paused), synced=True))
+
+    async def beat(self, info: WorkerInfo) -> None:
+        await self._do(self._op(partial(upkeep.beat, info=info), synced=False))
+
+    async def leave(self, worker: str) -> None:
+        await self._do(self._op(partial(upkeep.leave, worker=worker), synced=False))
+
+    async def workers(self) -> Sequence[WorkerInfo]:
+        return await self._read(partial(Reads.workers, since=self._clock.now() - _HOUR))
+
+    async def backup(self, path: Path) -> dict[str, Any]:
+        self._check_open()
+        return await asyncio.to_thread(self._backup, path)
+
+    def _backup(self, path: Path) -> dict[str, Any]:
+        try:
+            connection = schema.connect(self.path, self._required, self._vfs)
+            try:
+                return Reads(connection, self.namespace).backup(path)
+            finally:
+                connection.close()
+        except apsw.Error as error:
+            raise mapped(error, self.path) from error
+
+    # -- the writer and the reader
+
+    def _op(
+        self,
+        run: Callable[[Moves], Any],
+        *,
+        synced: bool,
+        size: int = 1,
+        ids: Sequence[str] | None = None,
+    ) -> Op:
+        return Op(run, synced=synced, size=size, ids=ids)
+
+    def _writing(self) -> Writer:
+        self._check_open()
+        writer = self._writer
+        assert writer is not None
+        return writer
+
+    def _reading(self) -> Reader:
+        self._check_open()
+        reader = self._reader
+        assert reader is not None
+        return reader
+
+    def _check_open(self) -> None:
+        if self._writer is None:
+            raise StoreClosed(f"{self.url} is not open: use it between open() and close()")
+        if self._pid != os.getpid():
+            raise StoreClosed(
+                f"{self.url} was opened by process {self._pid}, of which this one is a fork; open it here"
+            )
+
+    async def _do(self, op: Op, undo: Callable[[Any], None] | None = None) -> Any:
+        """Cancelled in mid-call, the step is done or it is not; what it answered is undone."""
+        writer = self._writing()
+        future = op.future()
+        writer.submit(op)
+        try:
+            return await future
+        except asyncio.CancelledError:
+            if undo is not None:
+                op.orphan(undo)
+            raise
+
+    def _wait_for(self, op: Op) -> Any:
+        writer = self._writing()
+        event = op.event()
+        writer.submit(op)
+        event.wait()
+        return op.answer()
+
+    def _unclaim(self, claimed: Sequence[Claim]) -> None:
+        """Nobody received these claims: they go back as if they had never been made."""
+        from outlast.job import give_back
+
+        if claimed and self._writer is not None:
+            back = [give_back(claim, started=False) for claim in claimed]
+            with contextlib.suppress(StoreError):
+                self._writer.submit(self._settle_op(back))
+
+    async def _read(self, run: Callable[[Reads], T]) -> T:
+        return await self._reading().do(run)
+
+    # -- news
+
+    def _committed(self, news: int) -> None:
+        """In the writer's thread, after a commit."""
+        self._heard(news)
+        bell = self._bell
+        if bell is not None:
+            bell.ring(news)
+
+    def _heard(self, news: int) -> None:
+        for kind in (WORK, ENDED):
+            if news & kind:
+                self._news[kind] += 1
+        for waiter in list(self._waiters):
+            if waiter.kind & news:
+                waiter.ring()
+
+    def _listen(self, kind: int) -> Waiter:
+        bell = self._bell
+        if bell is not None:
+            bell.listen(self._changed)
+        waiter = Waiter(kind)
+        self._waiters.add(waiter)
+        return waiter
+
+    def _changed(self) -> bool:
+        """Whether the file was written to: for systems where no bell can be heard."""
+        reader = self._reader
+        return reader is not None and reader.now(Reads.data_changed)
+
+    def _look(self, kind: int, queues: Sequence[str] | set[str]) -> None:
+        """The caller is about to see all that has happened to these queues by now."""
+        if self._bell is not None:
+            self._bell.listen(self._changed)
+        count = self._news[kind]
+        for queue in queues:
+            self._looked[kind, queue] = count
+
+    def _is_new(self, kind: int, queues: Sequence[str]) -> bool:
+        """Whether something was committed since the last look; asking is the next look."""
+        count = self._news[kind]
+        fresh = False
+        for queue in queues:
+            fresh = fresh or self._looked.get((kind, queue), 0) != count
+            self._looked[kind, queue] = count
+        return fresh

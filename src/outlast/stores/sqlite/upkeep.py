@@ -1,0 +1,324 @@
+"""What keeps the store in order: leases, crashes, expiry, pruning, and what people ask for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from outlast.errors import JobNotFound, KeyConflict
+from outlast.job import Failure, Lost, Status
+from outlast.stores.sqlite.bell import ENDED, WORK
+from outlast.stores.sqlite.claims import expire, sequence
+from outlast.stores.sqlite.rows import dump, load_opts
+from outlast.stores.sqlite.schema import (
+    CANCELLED,
+    DEAD,
+    DONE,
+    HELD,
+    READY,
+    RUNNING,
+    WAITING,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from outlast.job import Claim, Death, Progress
+    from outlast.store import Cancelled, WorkerInfo
+    from outlast.stores.sqlite.moves import Moves
+
+__all__ = [
+    "beat",
+    "cancel",
+    "leave",
+    "pause",
+    "prune",
+    "purge",
+    "recover",
+    "recover_worker",
+    "renew",
+    "revive",
+]
+
+KEPT = 1_000_000
+"""Done jobs kept at most, whatever their time."""
+_WORKER_MEMORY = 3600.0
+
+_ROW = "seq, id, line, state, key, lane, opts"
+_RENEW = "WITH v (s, r) AS (VALUES"
+_RENEWED = ") UPDATE jobs SET lease = ? FROM v WHERE jobs.seq = v.s AND jobs.receipt = v.r AND jobs.state = 3"
+_CHECK = (
+    ") SELECT v.s, v.r, j.cancel FROM v LEFT JOIN jobs j ON j.seq = v.s AND j.receipt = v.r"
+    " AND j.state = 3 WHERE j.seq IS NULL OR j.cancel"
+)
+_NOTE = "UPDATE jobs SET progress = ? WHERE seq = ? AND receipt = ? AND state = 3"
+_OVERDUE = (
+    f"SELECT {_ROW}, suspect, crashes, cancel FROM jobs INDEXED BY jobs_running"
+    " WHERE state = 3 AND lease <= ? LIMIT ?"
+)
+_OF_WORKER = (
+    f"SELECT {_ROW}, suspect, crashes, cancel FROM jobs INDEXED BY jobs_running"
+    " WHERE state = 3 AND worker = ? AND space = ?"
+)
+_PUT_BACK = "WITH v (s, suspect, crashes, unstarted, failure) AS (VALUES"
+_IS_PUT_BACK = (
+    ") UPDATE jobs SET state = 1, suspect = v.suspect, crashes = v.crashes,"
+    " attempt = attempt - v.unstarted, failure = ifnull(v.failure, jobs.failure), receipt = NULL,"
+    " lease = NULL, worker = NULL FROM v WHERE jobs.seq = v.s"
+)
+_SET_CRASHES = "UPDATE jobs SET crashes = ? WHERE seq = ?"
+_GONE = "SELECT seq, line, state FROM jobs WHERE gone_at <= ? LIMIT ?"
+_DONE = "SELECT ifnull(sum(done), 0) FROM lines WHERE space = ?"
+_OLDEST = (
+    "SELECT seq, line, state FROM jobs WHERE gone_at IS NOT NULL AND state = 4 AND space = ?"
+    " ORDER BY gone_at LIMIT ?"
+)
+_DROP = "DELETE FROM jobs WHERE seq IN (SELECT value FROM json_each(?))"
+_OLD_KEYS = (
+    "DELETE FROM keys WHERE (space, task, key) IN"
+    " (SELECT space, task, key FROM keys WHERE until <= ? LIMIT ?)"
+)
+_BY_ID = f"SELECT {_ROW} FROM jobs WHERE id = ? AND space = ?"
+_ASK = "UPDATE jobs SET cancel = 1 WHERE seq = ?"
+_REVIVE = (
+    "UPDATE jobs SET state = 1, attempt = 0, failures = 0, crashes = 0, suspect = 0, cancel = 0, due = 9e999,"
+    " expires_at = NULL, started_at = NULL, finished_at = NULL, gone_at = NULL, result = NULL,"
+    " progress = NULL, worker = NULL WHERE seq = ?"
+)
+_HOLDER = "SELECT job, until FROM keys WHERE space = ? AND task = ? AND key = ?"
+_TAKE_KEY = (
+    "INSERT INTO keys (space, task, key, job, digest) VALUES (?, ?, ?, ?, ?)"
+    " ON CONFLICT DO UPDATE SET job = excluded.job, digest = excluded.digest, until = NULL"
+)
+_QUEUE = "SELECT id FROM lines WHERE space = ? AND queue = ?"
+_IN_STATES = f"SELECT {_ROW} FROM jobs WHERE line IN (%s) AND state IN (%s) LIMIT 5000"
+_DROP_KEYS = "DELETE FROM keys WHERE space = ? AND job = ? AND task = ? AND key = ?"
+_PAUSE = "INSERT OR IGNORE INTO pauses (space, queue) VALUES (?, ?)"
+_RESUME = "DELETE FROM pauses WHERE space = ? AND queue = ?"
+_BEAT = (
+    "INSERT INTO workers (space, id, seen_at, info) VALUES (?, ?, ?, ?)"
+    " ON CONFLICT DO UPDATE SET seen_at = excluded.seen_at, info = excluded.info"
+)
+_LEAVE = "DELETE FROM workers WHERE space = ? AND id = ?"
+_FORGET = "DELETE FROM workers WHERE seen_at < ?"
+
+_STATES: dict[Status, tuple[int, ...]] = {
+    Status.QUEUED: (WAITING, READY, HELD),
+    Status.RUNNING: (),
+    Status.DONE: (DONE,),
+    Status.DEAD: (DEAD,),
+    Status.CANCELLED: (CANCELLED,),
+}
+
+
+def renew(
+    moves: Moves, claims: Sequence[Claim], lease: float, notes: Sequence[Progress]
+) -> list[Lost]:
+    """See ``Store.renew``."""
+    if not claims:
+        return []
+    by_place = {(sequence(c.receipt), c.receipt[:16]): c for c in claims}
+    places = list(by_place)
+    moves.values(_RENEW, _RENEWED, places, (moves.clock.monotonic() + lease,))
+    lost: list[Lost] = []
+    for at in range(0, len(places), 256):
+        some = places[at : at + 256]
+        text = _RENEW + ",".join(["(?,?)"] * len(some)) + _CHECK
+        flat = [value for place in some for value in place]
+        for seq, token, asked in moves.connection.execute(text, flat):
+            lost.append(Lost(by_place[seq, token], "cancelled" if asked else "lost"))
+    by_id = {claim.job.id: place for place, claim in by_place.items()}
+    for note in notes:
+        place = by_id.get(note.id)
+        if place is not None:
+            moves.connection.execute(_NOTE, (dump(note).decode(), *place))
+    return lost
+
+
+# -- crashes
+
+
+def recover(moves: Moves, limit: int) -> int:
+    """See ``Store.recover``: nobody knows what became of these workers."""
+    rows = moves.connection.execute(_OVERDUE, (moves.clock.monotonic(), limit)).fetchall()
+    failure = Failure(kind="crash", message="the lease ran out: the worker died or was cut off")
+    _return(moves, [(row, "crash" if row[7] else "suspect") for row in rows], failure)
+    return len(rows)
+
+
+def recover_worker(moves: Moves, worker: str, cause: Death) -> int:
+    """See ``Store.recover_worker``."""
+    rows = moves.connection.execute(_OF_WORKER, (worker, moves.space)).fetchall()
+    if cause.started is None:
+        started = {row[1] for row in rows}
+    else:
+        started = {row[1] for row in rows if row[1] in cause.started}
+    blamed = started if cause.blamed is None else started & cause.blamed
+    fate = "crash" if cause.alone or len(blamed) == 1 else "suspect"
+    fates = [
+        (row, fate if row[1] in blamed else "interrupted" if row[1] in started else "untouched")
+        for row in rows
+    ]
+    failure = Failure(
+        kind="crash", message=_how(cause), signal=cause.signal, exit_code=cause.exit_code
+    )
+    _return(moves, fates, failure)
+    return len(rows)
+
+
+def _return(moves: Moves, fates: Sequence[tuple[Any, str]], failure: Failure) -> None:
+    """Put jobs of a dead worker back into their place, or bury those whose crashes are spent."""
+    back, dead, cancelled = [], [], []
+    why = dump(failure).decode()
+    for row, fate in fates:
+        seq, _, line, state, _, _, opts, suspect, crashes, cancel = row
+        crashes += fate == "crash"
+        limit = load_opts(opts).get("max_crashes", 3) if opts else 3
+        if fate == "crash" and limit is not None and crashes >= limit:
+            moves.connection.execute(_SET_CRASHES, (crashes, seq))
+            dead.append(row[:7])
+        elif cancel:
+            cancelled.append(row[:7])
+        else:
+            marked = fate in ("crash", "suspect") or (fate == "untouched" and suspect)
+            note = why if fate == "crash" else None
+            back.append((seq, int(marked), crashes, int(fate == "untouched"), note))
+            moves.moved(line, state, READY)
+    if back:
+        moves.values(_PUT_BACK, _IS_PUT_BACK, back)
+        moves.tell(WORK)
+        moves.free_lanes(row[5] for row, fate in fates if row[5] and fate == "untouched")
+    moves.end(dead, DEAD, failure)
+    moves.end(cancelled, CANCELLED, Failure(kind="cancelled", message="cancelled while it ran"))
+
+
+def _how(cause: Death) -> str:
+    how = "the worker died"
+    if cause.signal is not None:
+        how += f" by signal {cause.signal}"
+    elif cause.exit_code is not None:
+        how += f" with exit code {cause.exit_code}"
+    return f"{how}: {cause.message}" if cause.message else how
+
+
+# -- time passes
+
+
+def prune(moves: Moves, limit: int) -> int:
+    """See ``Store.prune``."""
+    now = moves.clock.now()
+    done = expire(moves, limit)
+    execute = moves.connection.execute
+    if done < limit:
+        done += _drop(moves, execute(_GONE, (now, limit - done)).fetchall())
+    if done < limit:
+        moves.flush()
+        over = execute(_DONE, (moves.space,)).get - KEPT
+        if over > 0:
+            done += _drop(
+                moves, execute(_OLDEST, (moves.space, min(over, limit - done))).fetchall()
+            )
+    if done < limit:
+        execute(_OLD_KEYS, (now, limit - done))
+        done += moves.connection.changes()
+    execute(_FORGET, (now - _WORKER_MEMORY,))
+    return done
+
+
+def _drop(moves: Moves, rows: Sequence[tuple[int, int, int]]) -> int:
+    if rows:
+        moves.connection.execute(_DROP, (dump([seq for seq, _, _ in rows]).decode(),))
+        for _, line, state in rows:
+            moves.count(line, state, -1)
+    return len(rows)
+
+
+# -- what people ask for
+
+
+def cancel(moves: Moves, ids: Sequence[str]) -> list[Cancelled]:
+    """See ``Ledger.cancel``."""
+    answers: list[Cancelled] = []
+    failure = Failure(kind="cancelled", message="cancelled before it started")
+    for identifier in ids:
+        row = moves.connection.execute(_BY_ID, (identifier, moves.space)).get
+        if row is None:
+            answers.append("missing")
+        elif row[3] == RUNNING:
+            moves.connection.execute(_ASK, (row[0],))
+            # Whoever runs it hears of it at its next renewal.
+            moves.tell(WORK)
+            answers.append("requested")
+        elif row[3] > RUNNING:
+            answers.append("ended")
+        else:
+            moves.end([row], CANCELLED, failure)
+            answers.append("cancelled")
+    return answers
+
+
+def revive(moves: Moves, ids: Sequence[str]) -> list[bool]:
+    """See ``Ledger.revive``: all keys are looked at before anything is written."""
+    execute = moves.connection.execute
+    found: list[Any] = [execute(_BY_ID, (identifier, moves.space)).get for identifier in ids]
+    seen: set[str] = set()
+    rows: list[Any] = []
+    for row in found:
+        fits = row is not None and row[3] in (DEAD, CANCELLED) and row[1] not in seen
+        rows.append(row if fits else None)
+        seen.update(row[1:2] if fits else ())
+    now = moves.clock.now()
+    for row in rows:
+        if row is not None and row[4] is not None:
+            holder = execute(_HOLDER, (moves.space, moves.name(row[2])[1] or "", row[4])).get
+            if holder and holder[0] != row[1] and (holder[1] is None or holder[1] > now):
+                raise KeyConflict(
+                    f"job {row[1]} can't be revived: its key {row[4]!r} now belongs to job {holder[0]}"
+                )
+    for row in rows:
+        if row is None:
+            continue
+        seq, identifier, line, state, key, _, opts = row
+        execute(_REVIVE, (seq,))
+        moves.moved(line, state, READY)
+        if key is not None:
+            digest = load_opts(opts).get("digest", b"") if opts else b""
+            execute(_TAKE_KEY, (moves.space, moves.name(line)[1] or "", key, identifier, digest))
+    if seen:
+        moves.tell(WORK)
+    return [row is not None for row in rows]
+
+
+def purge(moves: Moves, queue: str, status: Sequence[Status]) -> int:
+    """See ``Ledger.purge``. At most 5,000 in one transaction: call again until it answers 0."""
+    lines = [number for (number,) in moves.connection.execute(_QUEUE, (moves.space, queue))]
+    if not lines:
+        raise JobNotFound(f"no queue {queue!r} was ever used here")
+    states = [state for one in status for state in _STATES[one]]
+    text = _IN_STATES % (",".join(map(str, lines)), ",".join(map(str, states)))
+    rows = moves.connection.execute(text).fetchall()
+    for _, identifier, line, _, key, _, _ in rows:
+        if key is not None:
+            task = moves.name(line)[1] or ""
+            moves.connection.execute(_DROP_KEYS, (moves.space, identifier, task, key))
+    _drop(moves, [(row[0], row[2], row[3]) for row in rows])
+    moves.free_lanes(row[5] for row in rows if row[5] is not None)
+    if rows:
+        moves.tell(ENDED)
+    return len(rows)
+
+
+def pause(moves: Moves, queue: str, paused: bool) -> None:
+    """See ``Ledger.pause``."""
+    moves.connection.execute(_PAUSE if paused else _RESUME, (moves.space, queue))
+    if not paused:
+        moves.tell(WORK)
+
+
+def beat(moves: Moves, info: WorkerInfo) -> None:
+    """See ``Ledger.beat``."""
+    moves.connection.execute(_BEAT, (moves.space, info.id, moves.clock.now(), dump(info).decode()))
+
+
+def leave(moves: Moves, worker: str) -> None:
+    """See ``Ledger.leave``."""
+    moves.connection.execute(_LEAVE, (moves.space, worker))

@@ -1,0 +1,208 @@
+"""Settling: what was decided about claims, applied where the receipt still holds."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from outlast.job import Failure, Lost
+from outlast.stores.sqlite.bell import ENDED, WORK
+from outlast.stores.sqlite.claims import sequence
+from outlast.stores.sqlite.moves import Careful
+from outlast.stores.sqlite.rows import dump
+from outlast.stores.sqlite.schema import CANCELLED, DEAD, DONE, READY, RUNNING, WAITING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from outlast.job import Job, Verdict
+    from outlast.stores.sqlite.moves import Moves
+
+__all__ = ["settle"]
+
+_OURS = " AND jobs.receipt = v.r AND jobs.state = 3"
+_DONE = "WITH v (s, r, x, g) AS (VALUES"
+_IS_DONE = (
+    ") UPDATE jobs SET state = 4, result = v.x, failure = NULL, finished_at = ?, gone_at = v.g, receipt = NULL,"
+    " lease = NULL FROM v WHERE jobs.seq = v.s" + _OURS
+)
+_GONE = "WITH v (s, r) AS (VALUES"
+_IS_GONE = (
+    ") DELETE FROM jobs WHERE seq IN (SELECT v.s FROM v JOIN jobs j ON j.seq = v.s"
+    " AND j.receipt = v.r AND j.state = 3)"
+)
+_BACK = "WITH v (s, r, state, delay, failure, failed, crashed, unstarted) AS (VALUES"
+_IS_BACK = (
+    ") UPDATE jobs SET state = v.state, due = iif(v.delay > 0, ? + v.delay, due),"
+    " failure = ifnull(v.failure, jobs.failure), failures = failures + v.failed,"
+    " crashes = crashes + v.crashed, attempt = attempt - v.unstarted, suspect = iif(v.unstarted, suspect, 0), receipt = NULL,"
+    " lease = NULL, worker = NULL FROM v WHERE jobs.seq = v.s" + _OURS
+)
+_END = "WITH v (s, r, state, failure, failed, crashed, unstarted, g) AS (VALUES"
+_IS_ENDED = (
+    ") UPDATE jobs SET state = v.state, failure = ifnull(v.failure, jobs.failure),"
+    " failures = failures + v.failed, crashes = crashes + v.crashed,"
+    " attempt = attempt - v.unstarted, finished_at = ?,"
+    " gone_at = v.g, receipt = NULL, lease = NULL FROM v WHERE jobs.seq = v.s" + _OURS
+)
+_TO_CANCEL = (
+    "SELECT seq FROM jobs WHERE cancel = 1 AND state = 3"
+    " AND seq IN (SELECT value FROM json_each(?))"
+)
+_HOLDS = "SELECT 1 FROM jobs WHERE seq = ? AND receipt = ? AND state = 3"
+
+
+def settle(moves: Moves, verdicts: Sequence[Verdict]) -> list[Lost]:
+    """See ``Store.settle``."""
+    lost: list[Lost] = []
+    if moves.careful:
+        verdicts = _held(moves, verdicts, lost)
+    batch = _Batch(moves)
+    for verdict in verdicts:
+        batch.sort(verdict)
+    batch.write()
+    return lost
+
+
+def _held(moves: Moves, verdicts: Sequence[Verdict], lost: list[Lost]) -> list[Verdict]:
+    """Look at each first: which claims are still ours."""
+    held: dict[int, Verdict] = {}
+    for verdict in verdicts:
+        receipt = verdict.claim.receipt
+        seq = sequence(receipt)
+        found = moves.connection.execute(_HOLDS, (seq, receipt[:16])).fetchall()
+        if found and seq not in held:
+            held[seq] = verdict
+        else:
+            lost.append(Lost(verdict.claim, "lost"))
+    return list(held.values())
+
+
+class _Batch:
+    """Verdicts sorted by what has to be written for them: one statement for each kind."""
+
+    def __init__(self, moves: Moves) -> None:
+        self.moves = moves
+        self.now = moves.clock.now()
+        self.done: list[tuple[Any, ...]] = []
+        self.gone: list[tuple[Any, ...]] = []
+        self.back: list[tuple[Any, ...]] = []
+        self.backs: dict[int, Verdict] = {}
+        self.ended: list[tuple[Any, ...]] = []
+        self.keyed: list[tuple[str, str, str, float]] = []
+        self.lanes: list[str] = []
+        self.then: list[Job] = []
+
+    def sort(self, verdict: Verdict) -> None:
+        claim = verdict.claim
+        job, receipt = claim.job, claim.receipt
+        seq, token = sequence(receipt), receipt[:16]
+        if verdict.then:
+            self.then.extend(verdict.then)
+        if verdict.kind == "done":
+            self._leave(job, DONE)
+            if job.keep == 0:
+                self.gone.append((seq, token))
+            else:
+                gone_at = None if job.keep is None else self.now + job.keep
+                self.done.append((seq, token, verdict.result, gone_at))
+        elif verdict.kind in ("dead", "cancelled"):
+            self._end(verdict, seq, token)
+        else:
+            self.backs[seq] = verdict
+
+    def _leave(self, job: Job, state: int) -> None:
+        moves = self.moves
+        line = moves.line(job.queue, job.task)
+        if job.keep == 0 and state != DEAD:
+            moves.count(line, RUNNING, -1)
+        else:
+            moves.moved(line, RUNNING, state)
+        if job.key is not None:
+            self.keyed.append((job.task or "", job.key, job.id, self.now + job.keep_key))
+        if job.lane is not None:
+            self.lanes.append(job.lane)
+
+    def _end(self, verdict: Verdict, seq: int, token: bytes) -> None:
+        job = verdict.claim.job
+        state = DEAD if verdict.kind == "dead" else CANCELLED
+        self._leave(job, state)
+        if state == CANCELLED and job.keep == 0:
+            self.gone.append((seq, token))
+            return
+        keep = None if state == DEAD else job.keep
+        failure = verdict.failure or Failure(kind="cancelled")
+        failed, crashed = _counted(verdict)
+        self.ended.append(
+            (
+                seq,
+                token,
+                state,
+                dump(failure).decode(),
+                failed,
+                crashed,
+                int(not verdict.started),
+                None if keep is None else self.now + keep,
+            )
+        )
+
+    def _give_back(self, verdict: Verdict, seq: int) -> None:
+        job, moves = verdict.claim.job, self.moves
+        state = WAITING if verdict.delay > 0 else READY
+        moves.moved(moves.line(job.queue, job.task), RUNNING, state)
+        if job.lane is not None and not verdict.started:
+            self.lanes.append(job.lane)
+        self.back.append(
+            (
+                seq,
+                verdict.claim.receipt[:16],
+                state,
+                verdict.delay,
+                None if verdict.failure is None else dump(verdict.failure).decode(),
+                *_counted(verdict),
+                int(not verdict.started),
+            )
+        )
+
+    def write(self) -> None:
+        moves, now = self.moves, (self.now,)
+        if self.backs:
+            self._sort_backs()
+        changed = 0
+        for rows, head, tail, more in (
+            (self.done, _DONE, _IS_DONE, now),
+            (self.gone, _GONE, _IS_GONE, ()),
+            (self.back, _BACK, _IS_BACK, now),
+            (self.ended, _END, _IS_ENDED, now),
+        ):
+            if rows:
+                changed += moves.values(head, tail, rows, more)
+        if changed != sum(map(len, (self.done, self.gone, self.back, self.ended))):
+            raise Careful
+        if self.done or self.gone or self.ended:
+            moves.tell(ENDED)
+        if self.back:
+            moves.tell(WORK)
+        moves.free_keys(self.keyed)
+        if self.lanes:
+            moves.free_lanes(self.lanes)
+        if self.then:
+            moves.add_following(self.then)
+
+    def _sort_backs(self) -> None:
+        """What someone asked to cancel meanwhile doesn't come back."""
+        wanted = dump(list(self.backs)).decode()
+        cancel = {seq for (seq,) in self.moves.connection.execute(_TO_CANCEL, (wanted,))}
+        for seq, verdict in self.backs.items():
+            if seq in cancel:
+                self._end(verdict, seq, verdict.claim.receipt[:16])
+            else:
+                self._give_back(verdict, seq)
+
+
+def _counted(verdict: Verdict) -> tuple[int, int]:
+    """How many failures and crashes the run adds."""
+    if not verdict.started or verdict.kind not in ("dead", "retry"):
+        return 0, 0
+    if verdict.failure is not None and verdict.failure.kind == "crash":
+        return 0, 1
+    return 1, 0

@@ -1,0 +1,469 @@
+"""The one thread that writes: it takes whatever is waiting, does it in one transaction, then answers.
+
+Everything that was promised is synced before it is answered. A claim promises nothing, so a
+transaction of claims alone is committed without waiting for the disk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import threading
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+import apsw
+
+from outlast.errors import (
+    EnqueueUncertain,
+    OutlastError,
+    StoreClosed,
+    StoreDamaged,
+    StoreError,
+    StoreFull,
+    StoreUnavailable,
+)
+from outlast.store import Durability
+from outlast.stores.sqlite import schema
+from outlast.stores.sqlite.moves import Careful, Moves
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from outlast.stores.sqlite.files import Ballast, Identity
+
+__all__ = ["Op", "Turn", "Writer", "mapped"]
+
+GROUP = 2000
+"""Rows in one transaction, roughly: beyond that the others have waited long enough."""
+LOCK_WAIT = 30.0
+CHECKPOINT_PAGES = 2000
+"""Pages of log after which it is copied into the database: 8 MiB."""
+RESTART_PAGES = 16 * CHECKPOINT_PAGES
+"""Pages of log after which we wait for readers so as to start the log anew."""
+STRIKES = 3
+"""I/O errors in a row after which the store is given up until it is opened again."""
+
+
+def mapped(error: apsw.Error, path: str) -> StoreError:
+    """The one place where SQLite's errors become ours."""
+    if isinstance(error, apsw.FullError):
+        return StoreFull(f"no space left on the disk of {path}; nothing was stored")
+    if isinstance(error, apsw.CorruptError | apsw.NotADBError):
+        return StoreDamaged(
+            f"{path} is damaged or not a database ({error}); run outlast doctor on it"
+        )
+    if isinstance(error, apsw.BusyError | apsw.LockedError):
+        return StoreUnavailable(f"{path} stays locked by another process ({error})")
+    if isinstance(error, apsw.ReadOnlyError | apsw.PermissionsError):
+        return StoreUnavailable(f"{path} can't be written: {error}")
+    return StoreUnavailable(f"{path}: {error}")
+
+
+class Op:
+    """One call waiting for the writer. ``synced``: its answer promises that it is on disk.
+
+    ``ids`` are those of an ``add``, which may be uncertain afterwards.
+    """
+
+    __slots__ = (
+        "_answer",
+        "_event",
+        "_future",
+        "_loop",
+        "_undo",
+        "error",
+        "ids",
+        "run",
+        "size",
+        "synced",
+    )
+
+    def __init__(
+        self,
+        run: Callable[[Moves], Any],
+        *,
+        synced: bool,
+        size: int = 1,
+        ids: Sequence[str] | None = None,
+    ) -> None:
+        self.run = run
+        self.synced = synced
+        self.size = size
+        self.ids = ids
+        self.error: BaseException | None = None
+        self._answer: Any = None
+        self._undo: Callable[[Any], None] | None = None
+        self._event: threading.Event | None = None
+        self._future: asyncio.Future[Any] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def future(self) -> asyncio.Future[Any]:
+        self._loop = asyncio.get_running_loop()
+        self._future = self._loop.create_future()
+        return self._future
+
+    def event(self) -> threading.Event:
+        self._event = threading.Event()
+        return self._event
+
+    def answer(self) -> Any:
+        if self.error is not None:
+            raise self.error
+        return self._answer
+
+    def set(self, answer: Any) -> None:
+        self._answer = answer
+
+    def orphan(self, undo: Callable[[Any], None]) -> None:
+        """In the loop of the caller, which was cancelled: nobody will see the answer."""
+        self._undo = undo
+        if self._future is None:  # it had been delivered, and is undone here
+            self._take_back()
+
+    def _take_back(self) -> None:
+        if self._undo is not None and self.error is None and self._answer is not None:
+            self._undo(self._answer)
+
+    def resolve(self) -> None:
+        """In the loop of the caller."""
+        future, self._future = self._future, None
+        if future is not None and future.cancelled():
+            self._take_back()
+        elif future is not None and not future.done():
+            if self.error is not None:
+                future.set_exception(self.error)
+            else:
+                future.set_result(self._answer)
+
+
+def _deliver(ops: Sequence[Op]) -> None:
+    """Answer callers: one wake-up for each loop, however many of its calls are done."""
+    loops: dict[asyncio.AbstractEventLoop, list[Op]] = {}
+    for op in ops:
+        if op._event is not None:
+            op._event.set()
+        if op._loop is not None:
+            loops.setdefault(op._loop, []).append(op)
+    for loop, mine in loops.items():
+        # A caller whose loop is closed has nobody to tell.
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(_resolve, mine)
+
+
+def _resolve(ops: Sequence[Op]) -> None:
+    for op in ops:
+        op.resolve()
+
+
+class Turn:
+    """Fairness between processes: whoever waits for the lock says so, and the holder lets it in.
+
+    SQLite's own waiting sleeps up to 100 ms and starves some processes. Here waiters hold a shared lock
+    on a file, tested by the one that has just committed; it is a courtesy, never needed to be right.
+    """
+
+    __slots__ = ("_mine", "_others", "_path")
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / "turn"
+        flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
+        self._mine = os.open(self._path, flags, 0o600)
+        self._others = os.open(self._path, flags, 0o600)
+
+    @contextlib.contextmanager
+    def waiting(self) -> Any:
+        flock = _flock()
+        if flock is None:
+            yield
+            return
+        call, shared, _, unlock = flock
+        call(self._mine, shared)
+        try:
+            yield
+        finally:
+            call(self._mine, unlock)
+
+    def yield_to_others(self) -> None:
+        flock = _flock()
+        if flock is None:
+            return
+        call, _, exclusive, unlock = flock
+        try:
+            call(self._others, exclusive)
+        except BlockingIOError:
+            time.sleep(0.0005)
+        else:
+            call(self._others, unlock)
+
+    def close(self) -> None:
+        os.close(self._mine)
+        os.close(self._others)
+
+
+def _flock() -> tuple[Callable[[int, int], None], int, int, int] | None:
+    try:
+        import fcntl
+    except ImportError:
+        return None
+    # Two processes that wait at once share it; only the test after a commit asks for it alone.
+    return fcntl.flock, fcntl.LOCK_SH, fcntl.LOCK_EX | fcntl.LOCK_NB, fcntl.LOCK_UN
+
+
+class Writer:
+    """Owns the writing connection, from its own thread alone."""
+
+    def __init__(
+        self,
+        connect: Callable[[], apsw.Connection],
+        moves: Moves,
+        path: str,
+        folder: Path,
+        identity: Identity,
+        ballast: Ballast,
+        durability: Durability,
+        committed: Callable[[int], None],
+    ) -> None:
+        self._connect = connect
+        self._moves = moves
+        self._path = path
+        self._identity = identity
+        self._ballast = ballast
+        self._synchronous = schema.synchronous_for(durability)
+        self._committed = committed
+        self._turn = Turn(folder)
+        self._waiting: deque[Op] = deque()
+        self._wake = threading.Event()
+        self._closing = False
+        self._broken: StoreError | None = None
+        self._strikes = 0
+        self._pages = 0
+        self._checkpointed = 0
+        self._now_synchronous = self._synchronous
+        self._connection = self._open()
+        self._thread = threading.Thread(target=self._work, name="outlast-writer", daemon=True)
+        self._thread.start()
+
+    def _open(self) -> apsw.Connection:
+        connection = self._connect()
+        connection.set_wal_hook(self._logged)
+        self._now_synchronous = self._synchronous
+        self._moves.attach(connection)
+        return connection
+
+    # -- for callers
+
+    def submit(self, op: Op) -> None:
+        """Hand a call over. Raises ``StoreClosed`` or what broke the store, before anything is done."""
+        if self._closing:
+            raise StoreClosed("the store is closed")
+        if self._broken is not None:
+            raise self._broken
+        self._waiting.append(op)
+        if not self._wake.is_set():
+            self._wake.set()
+
+    def close(self) -> None:
+        """Finish what is waiting, tidy the log up, let go. Blocks."""
+        self._closing = True
+        self._wake.set()
+        self._thread.join()
+        self._turn.close()
+
+    # -- the thread
+
+    def _work(self) -> None:
+        while True:
+            self._wake.wait()
+            self._wake.clear()
+            while self._waiting:
+                self._serve(self._take())
+            if self._closing and not self._waiting:
+                break
+        with contextlib.suppress(apsw.Error):
+            self._connection.close()
+
+    def _take(self) -> list[Op]:
+        group, size = [], 0
+        while self._waiting and size < GROUP:
+            op = self._waiting.popleft()
+            group.append(op)
+            size += op.size
+        return group
+
+    def _serve(self, group: list[Op]) -> None:
+        if self._broken is not None:
+            self._fail(group, self._broken)
+            return
+        try:
+            news = self._transact(group)
+        except apsw.Error as error:
+            self._after_error(group, error)
+        except StoreError as error:
+            if not isinstance(error, StoreFull):
+                self._broken = error
+            self._fail(group, error)
+        except BaseException as error:
+            self._fail(group, error)
+        else:
+            self._strikes = 0
+            _deliver(group)
+            if news:
+                self._committed(news)
+            self._turn.yield_to_others()
+            if self._pages - self._checkpointed >= CHECKPOINT_PAGES:
+                self._checkpoint()
+
+    def _transact(self, group: list[Op]) -> int:
+        """Do the calls in one transaction and commit it; the sum of their news."""
+        moves = self._moves
+        synced = any(op.synced for op in group)
+        self._set_synchronous(self._synchronous if synced else min(self._synchronous, 1))
+        careful = False
+        while True:
+            self._begin()
+            try:
+                moves.begin(careful=careful)
+                done = 0
+                for op in group:
+                    try:
+                        op.error = None
+                        op.set(op.run(moves))
+                        done |= moves.take_news()
+                    except OutlastError as error:
+                        # Refused before anything was written: the others are not concerned.
+                        op.error = error
+                    except asyncio.QueueFull as error:
+                        op.error = error
+                moves.finish()
+                self._connection.execute("COMMIT")
+                break
+            except Careful:
+                self._rollback()
+                if careful:
+                    raise RuntimeError("rows changed within one transaction") from None
+                careful = True
+            except BaseException:
+                self._rollback()
+                raise
+        self._identity.check()
+        return done
+
+    def _set_synchronous(self, level: int) -> None:
+        if level == self._now_synchronous:
+            return
+        self._connection.pragma("synchronous", level)
+        if self._connection.pragma("synchronous") != level:
+            raise StoreUnavailable(f"{self._path}: SQLite won't set synchronous={level}")
+        self._now_synchronous = level
+
+    def _begin(self) -> None:
+        connection = self._connection
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+        except apsw.BusyError:
+            pass
+        else:
+            return
+        deadline = time.monotonic() + LOCK_WAIT
+        pause = 0.0001
+        with self._turn.waiting():
+            while True:
+                time.sleep(pause)
+                try:
+                    connection.execute("BEGIN IMMEDIATE")
+                except apsw.BusyError:
+                    if time.monotonic() > deadline:
+                        raise
+                    pause = min(pause * 1.2, 0.001)
+                else:
+                    return
+
+    def _rollback(self) -> None:
+        self._moves.abandon()
+        with contextlib.suppress(apsw.Error):
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
+
+    def _fail(self, group: Sequence[Op], error: BaseException, *, uncertain: bool = False) -> None:
+        for op in group:
+            if op.error is None:
+                op.error = error
+                if uncertain and op.ids:
+                    op.error = EnqueueUncertain(
+                        f"{error}; these jobs may or may not be stored, adding them again is safe",
+                        op.ids,
+                    )
+        _deliver(group)
+
+    # -- bad days
+
+    def _after_error(self, group: list[Op], error: apsw.Error) -> None:
+        ours = mapped(error, self._path)
+        if isinstance(error, apsw.FullError):
+            self._make_room(group, ours)
+            return
+        if isinstance(error, apsw.BusyError):
+            self._fail(group, ours)
+            return
+        self._strikes += 1
+        self._fail(group, ours, uncertain=isinstance(error, apsw.IOError | apsw.CorruptError))
+        self._reopen(ours)
+
+    def _make_room(self, group: list[Op], ours: StoreError) -> None:
+        """The disk is full: refuse new work, and settle what is done from the ballast."""
+        adds = [op for op in group if op.ids is not None]
+        rest = [op for op in group if op.ids is None]
+        self._fail(adds, ours)
+        if rest and self._ballast.drop():
+            self._serve(rest)
+        else:
+            self._fail(rest, ours)
+
+    def _reopen(self, cause: StoreError) -> None:
+        """Never go on with a connection that saw an I/O error: what it believes may not be on disk."""
+        with contextlib.suppress(apsw.Error):
+            self._connection.close()
+        if self._strikes >= STRIKES:
+            self._broken = StoreUnavailable(
+                f"{cause}. It happened {self._strikes} times in a row, so outlast stopped writing; check "
+                "the disk, then open the store again"
+            )
+            return
+        try:
+            self._connection = self._open()
+            found = self._connection.pragma("quick_check")
+            if found != "ok":
+                self._broken = StoreDamaged(f"{self._path} is damaged: {found}")
+        except (apsw.Error, StoreError) as error:
+            self._broken = error if isinstance(error, StoreError) else mapped(error, self._path)
+
+    # -- the log
+
+    def _logged(self, _connection: apsw.Connection, _name: str, pages: int) -> int:
+        if pages < self._pages:
+            self._checkpointed = 0
+        self._pages = pages
+        return apsw.SQLITE_OK
+
+    def _checkpoint(self) -> None:
+        """Copy the log into the database; if readers kept it from starting anew for long, wait for them."""
+        mode = apsw.SQLITE_CHECKPOINT_PASSIVE
+        if self._pages >= RESTART_PAGES:
+            mode = apsw.SQLITE_CHECKPOINT_RESTART
+            self._connection.set_busy_timeout(500)
+        try:
+            self._connection.wal_checkpoint(mode=mode)
+        except apsw.BusyError:
+            pass
+        except apsw.Error as error:
+            self._strikes += 1
+            self._reopen(mapped(error, self._path))
+            return
+        finally:
+            with contextlib.suppress(apsw.Error):
+                self._connection.set_busy_timeout(0)
+        self._checkpointed = self._pages
