@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import msgspec
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
-__all__ = ["Event", "Journal", "Kind", "read"]
+__all__ = ["Event", "Journal", "Kind", "Memo", "Witness", "read"]
 
 Kind = Literal[
     "invoke",  # about to add the job
@@ -49,6 +50,49 @@ class Event(msgspec.Struct, frozen=True, omit_defaults=True):
     target: int = 0
 
 
+class Witness(Protocol):
+    """Whoever is told what happens."""
+
+    @property
+    def pid(self) -> int:
+        """The process that the events are written down for."""
+
+    def write(
+        self,
+        kind: Kind,
+        id: str = "",
+        *,
+        attempt: int = 0,
+        token: str = "",
+        note: str = "",
+        lane: str = "",
+        target: int = 0,
+    ) -> None: ...
+
+
+class Memo:
+    """Keeps events in memory, at moments that ``now`` tells, as process number ``pid``."""
+
+    def __init__(self, now: Callable[[], float], pid: int = 1) -> None:
+        self.events: list[Event] = []
+        self.now = now
+        self.pid = pid
+
+    def write(
+        self,
+        kind: Kind,
+        id: str = "",
+        *,
+        attempt: int = 0,
+        token: str = "",
+        note: str = "",
+        lane: str = "",
+        target: int = 0,
+    ) -> None:
+        event = Event(kind, self.now(), self.pid, id, attempt, token, note, lane, target)
+        self.events.append(event)
+
+
 class Journal:
     """Appends events to a file of this process alone, each with one ``write``.
 
@@ -61,6 +105,10 @@ class Journal:
         self._encoder = msgspec.json.Encoder()
         self._pid = 0
         self._file = -1
+
+    @property
+    def pid(self) -> int:
+        return os.getpid()
 
     def write(
         self,

@@ -114,10 +114,10 @@ def record(folder: Path, synchronous: int, rows: int = 40) -> Tape:
         connection.pragma("synchronous", synchronous)
         connection.pragma("wal_autocheckpoint", 15)
         connection.execute("CREATE TABLE item (id INTEGER PRIMARY KEY, data BLOB)")
-        tape.mark("table")
+        tape.write("calm")
         for row in range(rows):
             connection.execute("INSERT INTO item VALUES (?, zeroblob(900))", (row,))
-            tape.mark("ok", str(row))
+            tape.write("ok", str(row))
         connection.close()
     return tape
 
@@ -133,11 +133,11 @@ def losses(
         lay_out(files, shm)
         connection = apsw.Connection(str(shm / "plain.db"))
         assert connection.pragma("integrity_check") == "ok"
-        due = [mark for mark in tape.marks if mark[0] <= point]
+        due = [event for event in tape.events if event.at <= point]
         there = connection.execute("SELECT name FROM sqlite_schema").get
         rows = connection.execute("SELECT id FROM item").fetchall() if there else []
         connection.close()
-        acknowledged = {int(id) for _, kind, id in due if kind == "ok"}
+        acknowledged = {int(event.id) for event in due if event.kind == "ok"}
         missing_table = bool(due) and not there
         bad += missing_table or not acknowledged <= {row[0] for row in rows}
         total += 1

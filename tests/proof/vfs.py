@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 from unittest import mock
 
 import apsw
+from tests.proof.journal import Memo
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -142,13 +143,15 @@ def io_error(kind: OpKind, *, full: bool = False) -> apsw.Error:
     return checked
 
 
-class Tape:
-    """Records what happened to the files, and beside it what the program was told meanwhile."""
+class Tape(Memo):
+    """Records what happened to the files, and beside it what the program was told meanwhile.
+
+    The moment of an event is the number of operations that had been done by then.
+    """
 
     def __init__(self) -> None:
         self.ops: list[Op] = []
-        self.marks: list[tuple[int, str, str]] = []
-        """(number of operations so far, what was said, of which job)."""
+        super().__init__(lambda: float(len(self.ops)))
 
     def before(self, op: Op) -> None:
         """Nothing is refused."""
@@ -156,9 +159,6 @@ class Tape:
     def after(self, op: Op) -> None:
         if op.kind != "read":
             self.ops.append(op)
-
-    def mark(self, kind: str, id: str = "") -> None:
-        self.marks.append((len(self.ops), kind, id))
 
 
 @contextlib.contextmanager

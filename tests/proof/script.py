@@ -1,0 +1,114 @@
+"""A short life of a store, act by act: everything it does is done once, in a known order."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tests.proof.journal import Journal
+from tests.proof.stage import QUEUE, Stage
+from tests.proof.stores import sqlite_store
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping
+
+__all__ = ["ACTS", "play"]
+
+
+async def add_one_by_one(stage: Stage) -> None:
+    for _ in range(4):
+        await stage.add([stage.job()])
+
+
+async def add_many(stage: Stage) -> None:
+    await stage.add([stage.job(priority=number % 3) for number in range(25)])
+    await stage.add([stage.job(size=9000)])
+
+
+async def add_keyed(stage: Stage) -> None:
+    """Keys, delays, lanes and limits: whatever writes more than one row."""
+    first = stage.job(key="k1", digest=b"1")
+    await stage.add([first])
+    await stage.add([stage.job(key="k1", digest=b"1"), stage.job(key="k2", digest=b"2")])
+    await stage.add([stage.job(), stage.job(key="k1", digest=b"other")])
+    await stage.add([first])
+    await stage.add([stage.job(lane="l") for _ in range(3)])
+    await stage.add([stage.job(delay=0.005), stage.job(ttl=3600.0)])
+    await stage.add([stage.job()], capacity=1)
+
+
+async def claim_and_settle(stage: Stage) -> None:
+    for _ in range(3):
+        await stage.end(await stage.claim(3), "done")
+
+
+async def settle_every_way(stage: Stage) -> None:
+    for ending in ("retry", "give_back", "dead", "cancelled", "done"):
+        await stage.end(await stage.claim(2), ending)
+    claims = await stage.claim(2)
+    follow = stage.job(), stage.job()
+    if claims:
+        await stage.settle([stage.verdict(claims[0], "done", follow)])
+    if claims[1:]:
+        await stage.settle([stage.verdict(claims[1], "retry", (stage.job(),))])
+
+
+async def lose_a_worker(stage: Stage) -> None:
+    await stage.claim(4)
+    # The journal knows this death: it excuses the next runs.
+    stage.witness.write("kill", target=stage.witness.pid)
+    await stage.upkeep(dead_worker=stage.worker)
+
+
+async def ask(stage: Stage) -> None:
+    """Cancel, revive, purge, prune."""
+    ids = await stage.add([stage.job() for _ in range(4)])
+    await stage.cancel(ids[:2])
+    await stage.revive(ids[:1])
+    running = await stage.claim(1)
+    await stage.cancel([claim.job.id for claim in running])
+    await stage.end(running, "cancelled")
+    await stage.upkeep()
+
+
+async def fill_the_log(stage: Stage) -> None:
+    """Enough pages for more than one checkpoint of the log."""
+    for _ in range(6):
+        await stage.add([stage.job(size=60_000) for _ in range(40)])
+        await stage.end(await stage.claim(40), "done")
+
+
+ACTS: Mapping[str, Callable[[Stage], Awaitable[None]]] = {
+    "add_one_by_one": add_one_by_one,
+    "add_many": add_many,
+    "add_keyed": add_keyed,
+    "claim_and_settle": claim_and_settle,
+    "settle_every_way": settle_every_way,
+    "lose_a_worker": lose_a_worker,
+    "ask": ask,
+    "fill_the_log": fill_the_log,
+}
+
+
+async def play(stage: Stage, acts: tuple[str, ...]) -> None:
+    """The acts in that order, on an open store."""
+    for name in acts:
+        await ACTS[name](stage)
+    await stage.store.depth(QUEUE)
+
+
+async def _main(db: Path, witness: Path, acts: tuple[str, ...]) -> None:
+    store = sqlite_store(db)
+    await store.open()
+    stage = Stage(store, Journal(witness))
+    stage.worker = stage.chance.uuid7()
+    await play(stage, acts)
+    await store.close()
+    for error in stage.errors:
+        raise error
+
+
+if __name__ == "__main__":
+    asyncio.run(_main(Path(sys.argv[1]), Path(sys.argv[2]), tuple(sys.argv[3:])))
