@@ -88,17 +88,14 @@ class Outlast:
         self.namespace = namespace
         self._durability = durability
         self._create = create
-        self._limits = {
-            "max_bytes": _count("max_payload", max_payload),
-            "max_depth": _count("max_depth", max_depth),
-        }
+        self._max_bytes = _count("max_payload", max_payload)
+        self._max_depth = _count("max_depth", max_depth)
         self._clock = SystemClock() if clock is None else clock
         self._chance = SystemChance() if chance is None else chance
         self._tasks: dict[str, Task[..., Any]] = {}
         self._access = Access(self.open_store)
-        self._desk = Desk(
-            self._access, self._tasks, self._chance.uuid7, ItemCodec(Any, **self._limits)
-        )
+        anything = ItemCodec(Any, max_bytes=self._max_bytes, max_depth=self._max_depth)
+        self._desk = Desk(self._access, self._tasks, self._chance.uuid7, anything)
         self._given = url
         self._anchor: Store | None = None
         self._locating = threading.Lock()
@@ -129,6 +126,8 @@ class Outlast:
     @overload
     def task(
         self,
+        fn: None = None,
+        /,
         *,
         name: str | None = None,
         queue: str = "default",
@@ -208,9 +207,7 @@ class Outlast:
 
     def handle(self, id: str) -> Handle[Any]:
         """The handle of a job whose id was kept somewhere. Nothing is looked up yet."""
-        if not isinstance(id, str) or not id:
-            raise ConfigurationError(f"job id {id!r}: use the text that handle.id gave")
-        return Handle(id, False, self._desk)
+        return Handle(_text(id), False, self._desk)
 
     async def open(self) -> None:
         """Open the store for this event loop, as ``async with app`` does.
@@ -330,11 +327,12 @@ class Outlast:
                 "give one of them another name="
             )
         make = AsyncTask[..., Any] if kind == "async" else SyncTask[..., Any]
+        signature = Signature(fn, name=name, max_bytes=self._max_bytes, max_depth=self._max_depth)
         task = make(
             fn,
             name=name,
             kind=kind,
-            signature=Signature(fn, name=name, **self._limits),
+            signature=signature,
             options=options,
             outlet=self._desk,
         )
@@ -374,6 +372,12 @@ def _count(name: str, value: int) -> int:
     if type(value) is not int or value < 1:
         raise ConfigurationError(f"{name}={value!r}: use a whole number from 1 up")
     return value
+
+
+def _text(id: object) -> str:
+    if isinstance(id, str) and id:
+        return id
+    raise ConfigurationError(f"job id {id!r}: use the text that handle.id gave")
 
 
 def _same_place(old: Callable[..., Any], new: Callable[..., Any]) -> bool:
