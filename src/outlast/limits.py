@@ -46,7 +46,8 @@ def check_job(job: Job) -> None:
     if not (
         _plain(job.queue)
         and (job.task is None or _plain(job.task))
-        and job.delay is job.ttl is job.run_at is job.expires_at is job.lane is None
+        and job.delay is job.ttl is job.run_at is job.expires_at is None
+        and job.lane is None
         and (job.key is None or (0 < len(job.key) <= MAX_KEY and _clean(job.key)))
         and (job.timeout is None or 0.0 < job.timeout < inf)
         and job.priority.__class__ is int

@@ -51,11 +51,8 @@ class Table:
 
     def insert(self, job: Job, now: float) -> None:
         """A new job; its id and key are known to be free."""
-        run_at, expires_at = job.run_at, job.expires_at
-        if run_at is None and job.delay is not None and job.delay > 0:
-            run_at = now + job.delay
-        if expires_at is None and job.ttl is not None:
-            expires_at = now + job.ttl
+        run_at = now + job.delay if job.delay else job.run_at
+        expires_at = job.expires_at if job.ttl is None else now + job.ttl
         job = Job(
             id=job.id,
             queue=job.queue,
@@ -267,9 +264,11 @@ class Table:
         self._remember_key(job, now)
         self.bell.ring(("ends", row.line.queue))
         self.bell.call(("job", job.id))
-        if status is Status.DONE and job.keep == 0:
+        if status is Status.DEAD or job.keep is None:
+            return
+        if job.keep == 0:
             self.remove(row)
-        elif status is not Status.DEAD and job.keep is not None:
+        else:
             self._endings.push((now + job.keep, row.seq), row)
 
     def _remember_key(self, job: Job, now: float) -> None:

@@ -1,0 +1,98 @@
+"""Short words for what the tests do to a store over and over."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+from outlast.job import Claim, Failure, Job, Status
+from outlast.store import Ledger, Store
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from outlast.job import Lost
+
+__all__ = ["ENDED", "OOPS", "FullStore", "add", "get", "ids", "job", "start", "take", "waiting"]
+
+OOPS = Failure(kind="error", message="oops", type="ValueError", traceback="Traceback ...")
+ENDED = (Status.DONE, Status.DEAD, Status.CANCELLED)
+FOREVER = 1e9
+
+_numbers = itertools.count(1)
+
+
+@runtime_checkable
+class FullStore(Store, Ledger, Protocol):
+    """A store with everything."""
+
+
+def job(id: str | None = None, **fields: Any) -> Job:
+    """A job; without an id, one that sorts after all that were made before."""
+    return Job(id=id or f"job-{next(_numbers):06}", **fields)
+
+
+async def add(store: FullStore, *jobs: Job) -> list[str]:
+    """Store jobs that must be new; their ids."""
+    added = await store.add(jobs)
+    assert [answer.created for answer in added] == [True] * len(jobs)
+    assert [answer.id for answer in added] == [each.id for each in jobs]
+    return [each.id for each in jobs]
+
+
+async def take(
+    store: FullStore,
+    limit: int = 100,
+    *,
+    queues: Sequence[str] = ("default",),
+    tasks: Sequence[str | None] = (None,),
+    lease: float = FOREVER,
+    worker: str = "w1",
+    newest: bool = False,
+) -> list[Claim]:
+    """Claim, with the queue and the task that `job` has if nothing else is said."""
+    return list(await store.claim(queues, tasks, limit, lease, worker, newest))
+
+
+async def start(store: FullStore, *jobs: Job, lease: float = FOREVER, worker: str = "w1") -> Any:
+    """Store jobs and claim just them, in that order; one job gives its claim, several a list."""
+    await add(store, *jobs)
+    claims = await take(
+        store,
+        len(jobs),
+        queues=sorted({each.queue for each in jobs}),
+        tasks=sorted({each.task for each in jobs}, key=str),
+        lease=lease,
+        worker=worker,
+    )
+    by_id = {claim.job.id: claim for claim in claims}
+    assert set(by_id) == {each.id for each in jobs}
+    return by_id[jobs[0].id] if len(jobs) == 1 else [by_id[each.id] for each in jobs]
+
+
+async def get(store: FullStore, id: str) -> Job:
+    """A job that must be stored."""
+    [found] = await store.get([id])
+    assert found is not None, f"{id} is not stored"
+    return found
+
+
+def ids(claims: Sequence[Claim | Lost | Job]) -> list[str]:
+    found = []
+    for each in claims:
+        if isinstance(each, Job):
+            found.append(each.id)
+        elif isinstance(each, Claim):
+            found.append(each.job.id)
+        else:
+            found.append(each.claim.job.id)
+    return found
+
+
+async def waiting(awaitable: Any) -> asyncio.Task[Any]:
+    """Begin something that must wait, and see that it does."""
+    task = asyncio.ensure_future(awaitable)
+    done, _ = await asyncio.wait((task,), timeout=0.05)
+    assert not done, "it should have waited"
+    return task
