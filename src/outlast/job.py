@@ -219,9 +219,10 @@ class Depth(Struct, frozen=True, kw_only=True):
 
     @property
     def queued(self) -> int:
+        """What ``capacity`` counts."""
         return self.ready + self.delayed
 
     @property
     def live(self) -> int:
-        """Jobs that have not ended: what ``capacity`` counts."""
+        """Jobs that have not ended."""
         return self.ready + self.delayed + self.running

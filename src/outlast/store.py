@@ -11,11 +11,21 @@ from outlast.job import Depth
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from concurrent.futures import Future
     from pathlib import Path
 
     from outlast.job import Added, Claim, Death, Job, Lost, Progress, Status, Verdict
 
-__all__ = ["Cancelled", "Durability", "Feature", "Ledger", "Line", "Store", "WorkerInfo"]
+__all__ = [
+    "Cancelled",
+    "Direct",
+    "Durability",
+    "Feature",
+    "Ledger",
+    "Line",
+    "Store",
+    "WorkerInfo",
+]
 
 Cancelled = Literal["cancelled", "requested", "ended", "missing"]
 """What ``Ledger.cancel`` did: at once, asked of the worker, too late, or no such job."""
@@ -94,7 +104,8 @@ class Store(Protocol):
 
         An id that is stored already, or a key that is live or remembered, changes nothing and
         answers ``created=False``. A key with another digest raises ``KeyConflict`` and stores none.
-        With ``capacity``, ``QueueFull`` if a queue named here would then hold more live jobs.
+        With ``capacity``, ``QueueFull`` if a queue named here would then hold more queued jobs,
+        delayed ones included: a slot is free again when its job is claimed.
         Raises ``EnqueueUncertain`` with the ids if it may or may not have happened.
         Concurrent calls share one commit.
         """
@@ -158,6 +169,50 @@ class Store(Protocol):
 
     async def depth(self, queue: str) -> Depth:
         """Counts by state; cheap at any size."""
+        ...
+
+
+@runtime_checkable
+class Direct(Protocol):
+    """The same promises for callers that can't await: each call blocks, with or without a loop.
+
+    They may be mixed with the awaitable calls of the same store; one order holds for all.
+    """
+
+    def open_now(self) -> None:
+        """``Store.open``."""
+        ...
+
+    def close_now(self) -> None:
+        """``Store.close``; works while the interpreter ends, too."""
+        ...
+
+    def add_now(self, jobs: Sequence[Job], capacity: int | None = None) -> Sequence[Added]:
+        """``Store.add``."""
+        ...
+
+    def claim_soon(
+        self,
+        queues: Sequence[str],
+        tasks: Sequence[str | None],
+        limit: int,
+        lease: float,
+        worker: str,
+        newest: bool = False,
+    ) -> Future[Sequence[Claim]]:
+        """``Store.claim``, begun: to be awaited or blocked upon, whichever turns out to be needed.
+
+        It ends without anybody's event loop. Cancelling the future changes nothing: whoever began
+        a claim must receive it.
+        """
+        ...
+
+    def settle_now(self, verdicts: Sequence[Verdict]) -> Sequence[Lost]:
+        """``Store.settle``."""
+        ...
+
+    def depth_now(self, queue: str) -> Depth:
+        """``Store.depth``."""
         ...
 
 

@@ -220,12 +220,9 @@ class Room:
 
     def _check_capacity(self, fresh: dict[str, Job], capacity: int) -> None:
         for queue, more in Counter(job.queue for job in fresh.values()).items():
-            live = sum(
-                line.counts[Status.QUEUED] + line.counts[Status.RUNNING]
-                for line in self.table.queues.get(queue, ())
-            )
-            if live + more > capacity:
-                raise QueueFull(f"queue {queue!r} holds {live} of {capacity} jobs")
+            queued = sum(line.counts[Status.QUEUED] for line in self.table.queues.get(queue, ()))
+            if queued + more > capacity:
+                raise QueueFull(f"queue {queue!r} holds {queued} of {capacity} jobs")
 
     def _claimable(
         self, queues: Sequence[str], tasks: Sequence[str | None], newest: bool, now: float

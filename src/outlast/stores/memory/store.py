@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -70,6 +71,9 @@ class MemoryStore:
         return f"MemoryStore({self.url!r})"
 
     async def open(self) -> None:
+        self.open_now()
+
+    def open_now(self) -> None:
         if self._required is not None and self._required > Durability.MEMORY:
             raise DurabilityError(
                 f"{self.url} loses everything with the process, but durability "
@@ -78,11 +82,17 @@ class MemoryStore:
         self._opened = True
 
     async def close(self) -> None:
+        self.close_now()
+
+    def close_now(self) -> None:
         self._opened = False
         with self._room.lock:
             self._room.bell.call(self._closing)
 
     async def add(self, jobs: Sequence[Job], capacity: int | None = None) -> Sequence[Added]:
+        return self.add_now(jobs, capacity)
+
+    def add_now(self, jobs: Sequence[Job], capacity: int | None = None) -> Sequence[Added]:
         with self._entered() as room:
             try:
                 return room.add(jobs, capacity, self._clock.now())
@@ -99,6 +109,30 @@ class MemoryStore:
         worker: str,
         newest: bool = False,
     ) -> Sequence[Claim]:
+        return self._claim(queues, tasks, limit, lease, worker, newest)
+
+    def claim_soon(
+        self,
+        queues: Sequence[str],
+        tasks: Sequence[str | None],
+        limit: int,
+        lease: float,
+        worker: str,
+        newest: bool = False,
+    ) -> Future[Sequence[Claim]]:
+        future: Future[Sequence[Claim]] = Future()
+        future.set_result(self._claim(queues, tasks, limit, lease, worker, newest))
+        return future
+
+    def _claim(
+        self,
+        queues: Sequence[str],
+        tasks: Sequence[str | None],
+        limit: int,
+        lease: float,
+        worker: str,
+        newest: bool,
+    ) -> Sequence[Claim]:
         with self._entered() as room:
             if limit <= 0:
                 return []
@@ -110,6 +144,9 @@ class MemoryStore:
             return claims
 
     async def settle(self, verdicts: Sequence[Verdict]) -> Sequence[Lost]:
+        return self.settle_now(verdicts)
+
+    def settle_now(self, verdicts: Sequence[Verdict]) -> Sequence[Lost]:
         with self._entered() as room:
             return room.settle(verdicts, self._clock.now())
 
@@ -146,6 +183,9 @@ class MemoryStore:
             await self._sleep(waiter, left if due is None else min(left, due - now))
 
     async def depth(self, queue: str) -> Depth:
+        return self.depth_now(queue)
+
+    def depth_now(self, queue: str) -> Depth:
         with self._entered() as room:
             return room.depth(queue, self._clock.now())
 
