@@ -2,7 +2,7 @@
 
 A process that waits keeps a named pipe in the companion folder; whoever commits writes a byte into
 each. The byte stays in the pipe until it is read, so a bell that rings between a look and a wait is
-heard. Where there are no named pipes (Windows), waiters look at SQLite's own change counter instead.
+heard. Where there are no named pipes (Windows), waiters look at SQLite's change counter instead.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Bell:
     # -- hearing
 
     def listen(self, changed: Callable[[], bool]) -> None:
-        """Begin to listen, in a thread of its own; ``changed`` is polled where pipes don't exist."""
+        """Begin to listen, in a thread of its own; without pipes, poll ``changed``."""
         with self._lock:
             if self._thread is not None:
                 return
@@ -93,7 +93,7 @@ class Bell:
     # -- ringing
 
     def ring(self, news: int) -> None:
-        """Tell every listening process; never blocks, and costs microseconds when nobody listens."""
+        """Tell every listening process; never blocks, and costs microseconds if nobody listens."""
         if not hasattr(os, "mkfifo"):
             return
         self._list()

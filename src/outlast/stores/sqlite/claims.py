@@ -8,7 +8,7 @@ import msgspec
 
 from outlast.job import Claim, Failure
 from outlast.stores.sqlite.bell import WORK
-from outlast.stores.sqlite.rows import COLUMNS, crc, dump, job_from, parse_rows
+from outlast.stores.sqlite.rows import COLUMNS, crc, dump, fetch, job_from, parse_rows
 from outlast.stores.sqlite.schema import CANCELLED, DEAD, READY, RUNNING, WAITING
 
 if TYPE_CHECKING:
@@ -25,7 +25,10 @@ _AHEAD = (
     " EXISTS (SELECT 1 FROM jobs WHERE space = ?2 AND lane IS NOT NULL AND state < 4)"
 )
 _DUE = "SELECT seq, line FROM jobs WHERE state = 0 AND due <= ? ORDER BY due LIMIT ?"
-_COME_DUE = f"SELECT json_group_array(json_array(line, n)) FROM (SELECT line, count(*) AS n FROM ({_DUE}) GROUP BY line)"
+_COME_DUE = (
+    "SELECT json_group_array(json_array(line, n))"
+    f" FROM (SELECT line, count(*) AS n FROM ({_DUE}) GROUP BY line)"
+)
 _PROMOTE = f"UPDATE jobs SET state = 1 WHERE seq IN (SELECT seq FROM ({_DUE}))"
 _EXPIRED = (
     "SELECT seq, id, line, state, key, lane, opts FROM jobs"
@@ -65,8 +68,8 @@ _NEWEST_HEAD = (
     "SELECT priority FROM jobs WHERE line = ? AND state = 1 ORDER BY priority DESC LIMIT 1"
 )
 _NEWEST_NOW = (
-    "SELECT seq FROM jobs WHERE line = ?1 AND state = 1 AND priority = ?2 AND rank = x'' AND due = 9e999"
-    " ORDER BY seq DESC LIMIT ?3"
+    "SELECT seq FROM jobs WHERE line = ?1 AND state = 1 AND priority = ?2 AND rank = x''"
+    " AND due = 9e999 ORDER BY seq DESC LIMIT ?3"
 )
 _NEWEST_REST = (
     "SELECT seq FROM jobs WHERE line = ?1 AND state = 1 AND priority = ?2 AND (rank > x'' OR"
@@ -151,7 +154,7 @@ def _promote(moves: Moves, now: float) -> None:
 
 def expire(moves: Moves, limit: int) -> int:
     """Cancel queued jobs past their ``expires_at``; how many."""
-    rows = moves.connection.execute(_EXPIRED, (moves.clock.now(), limit)).fetchall()
+    rows = fetch(moves.connection, _EXPIRED, moves.clock.now(), limit)
     moves.end(rows, CANCELLED, Failure(kind="expired", message="not started before it expired"))
     return len(rows)
 
@@ -203,7 +206,7 @@ def _in_order(moves: Moves, lines: Sequence[int], limit: int) -> list[int]:
     found: list[tuple[int, int, bytes, float]] = []
     for at in range(0, len(lines), _MERGED):
         parts = " UNION ALL ".join(_HEAD % number for number in lines[at : at + _MERGED])
-        found += moves.connection.execute(f"SELECT * FROM ({parts}){_ORDER}", (limit,)).fetchall()
+        found += fetch(moves.connection, f"SELECT * FROM ({parts}){_ORDER}", limit)
     found.sort(key=lambda row: (-row[1], row[2], row[3], row[0]))
     return [row[0] for row in found[:limit]]
 
@@ -269,6 +272,6 @@ _DAMAGED = (
 
 def _bury_damaged(moves: Moves, damaged: Sequence[int]) -> None:
     """The stored bytes are not what was stored: keep them, run nothing, go on with the rest."""
-    rows = moves.connection.execute(_DAMAGED, (dump(damaged).decode(),)).fetchall()
+    rows = fetch(moves.connection, _DAMAGED, dump(damaged).decode())
     why = "the stored bytes changed since the job was added (digest mismatch); the job was not run"
     moves.end(rows, DEAD, Failure(kind="damaged", message=why))

@@ -1,4 +1,4 @@
-"""The files of the SQLite store: where they may lie, who may read them, and room kept for bad days."""
+"""The files of the SQLite store: where they may lie, who may read them, room for bad days."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ def prepare(path: str, *, create: bool) -> None:
         raise StoreUnavailable(f"can't look at {path}: {error.strerror}") from error
     if stat.S_ISLNK(found.st_mode):
         raise ConfigurationError(
-            f"{path} is a symbolic link; name the real file {os.path.realpath(path)}, since SQLite keeps "
-            "its write-ahead log beside the name it was given"
+            f"{path} is a symbolic link; name the real file {os.path.realpath(path)}, since SQLite"
+            " keeps its write-ahead log beside the name it was given"
         )
     if not stat.S_ISREG(found.st_mode):
         raise ConfigurationError(f"{path} is not a plain file")
@@ -115,8 +115,8 @@ def _refuse_open_folder(folder: str) -> None:
     mode = os.stat(folder).st_mode
     if sys.platform != "win32" and mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
         raise ConfigurationError(
-            f"anyone may replace files in {folder} (mode {stat.S_IMODE(mode):o}); use a folder of your own,"
-            f" or chmod o-w {folder}"
+            f"anyone may replace files in {folder} (mode {stat.S_IMODE(mode):o}); use a folder of"
+            f" your own, or chmod o-w {folder}"
         )
 
 
@@ -140,23 +140,23 @@ def file_system(path: str) -> str:
 
 
 def path_durability(path: str) -> tuple[Durability, str]:
-    """The best that a store at ``path`` can give, and the sentence that says why if it is not POWER.
+    """The best that a store at ``path`` can give, and a sentence where there is something to say.
 
     Raises ``DurabilityError`` on network file systems, where WAL's shared memory does not work.
     """
     kind = file_system(os.path.dirname(path))
     if kind in NETWORK:
         raise DurabilityError(
-            f"{path} is on a network file system ({kind}), where SQLite's shared memory and locks don't"
-            " hold; use a local disk, or postgresql:// for several hosts"
+            f"{path} is on a network file system ({kind}), where SQLite's shared memory and locks"
+            " don't hold; use a local disk"
         )
     if kind in VOLATILE:
         return Durability.PROCESS, f"{path} is on {kind}, which is gone when the machine stops"
     if kind == "overlay":
         return (
             Durability.POWER,
-            f"{path} is in a container's own layer (overlay): it is gone when the container is removed;"
-            " mount a volume",
+            f"{path} is in a container's own layer (overlay): it is gone when the container is"
+            " removed; mount a volume",
         )
     return Durability.POWER, ""
 
@@ -185,8 +185,8 @@ class Identity:
                     self._known[name] = now
             elif now != known:
                 raise StoreUnavailable(
-                    f"{name} was {'replaced' if now else 'deleted'} while it was in use; nothing is made in its"
-                    " place. Put the file back, or restart on purpose with a new one"
+                    f"{name} was {'replaced' if now else 'deleted'} while it was in use; nothing is"
+                    " made in its place. Put the file back, or restart on purpose with a new one"
                 )
 
 

@@ -1,4 +1,4 @@
-"""What people and handles read: always on a connection of its own, so that no write waits for it."""
+"""What people and handles read: on a connection of its own, so that no write waits for it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from outlast.errors import ConfigurationError, JobNotFound, StoreDamaged
 from outlast.job import Depth, Status
 from outlast.store import Line, WorkerInfo
 from outlast.stores.sqlite.files import sync_folder
-from outlast.stores.sqlite.rows import COLUMNS, dump, job_from
+from outlast.stores.sqlite.rows import COLUMNS, dump, fetch, job_from
 from outlast.stores.sqlite.schema import CANCELLED, DEAD, DONE, HELD, READY, RUNNING, WAITING
 
 if TYPE_CHECKING:
@@ -32,7 +32,10 @@ _LINES = "SELECT id, queue, task FROM lines WHERE space = ?"
 _BY_IDS = _JOB + " WHERE space = ? AND id IN (SELECT value FROM json_each(?))"
 _AFTER = "SELECT seq FROM jobs WHERE id = ? AND space = ?"
 _ENDED = "SELECT id, state > 3 FROM jobs WHERE space = ? AND id IN (SELECT value FROM json_each(?))"
-_COUNTS = "SELECT id, queue, task, ready, delayed, running, done, dead, cancelled FROM lines WHERE space = ?"
+_COUNTS = (
+    "SELECT id, queue, task, ready, delayed, running, done, dead, cancelled"
+    " FROM lines WHERE space = ?"
+)
 _DUE = "SELECT line, count(*) FROM jobs WHERE state = 0 AND due <= ? GROUP BY line"
 _OLDEST = (
     "SELECT created_at FROM jobs WHERE line = ? AND state = 1"
@@ -106,7 +109,7 @@ class Reads:
                 values.append(value)
         if after is not None:
             last = self.connection.execute(_AFTER, (after, self.space())).get
-            # Its page may be gone meanwhile; ids of ours are ordered by time, so the next page isn't.
+            # Its page may be gone; ids of ours are ordered by time, so the next page isn't.
             where.append("id < ?" if last is None else "seq < ?")
             values.append(after if last is None else last)
         text = f"{_JOB} WHERE {' AND '.join(where)} ORDER BY seq DESC LIMIT ?"
@@ -116,8 +119,8 @@ class Reads:
 
     def ended(self, ids: Sequence[str]) -> list[Job]:
         """Those that have ended. Raises ``JobNotFound`` for what isn't stored."""
-        found = dict(
-            self.connection.execute(_ENDED, (self.space(), dump(list(ids)).decode())).fetchall()
+        found: dict[str, int] = dict(
+            fetch(self.connection, _ENDED, self.space(), dump(list(ids)).decode())
         )
         for identifier in ids:
             if identifier not in found:
@@ -146,7 +149,7 @@ class Reads:
 
     def _counts(self, now: float) -> list[list[Any]]:
         rows = [list(row) for row in self.connection.execute(_COUNTS, (self.space(),))]
-        due = dict(self.connection.execute(_DUE, (now,)).fetchall())
+        due: dict[int, int] = dict(fetch(self.connection, _DUE, now))
         for row in rows:
             # What has come due is counted as ready, though only the next claim moves it.
             come = due.get(row[0], 0)
@@ -157,7 +160,8 @@ class Reads:
     def data_changed(self) -> bool:
         """Whether another connection has written since this was last asked."""
         found = self.connection.pragma("data_version")
-        changed, self._version = found != self._version, found
+        changed = bool(found != self._version)
+        self._version = found
         return changed
 
     def next_due(self) -> float | None:

@@ -1,4 +1,4 @@
-"""What one transaction of the writer knows: its lines, their counts, and how jobs come in and end."""
+"""What one transaction knows: its lines, their counts, and how jobs come in and end."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from outlast.errors import KeyConflict
 from outlast.job import Added, Failure
 from outlast.stores.sqlite.bell import ENDED, WORK
-from outlast.stores.sqlite.rows import crc, dump, load_opts, opts_of
+from outlast.stores.sqlite.rows import crc, dump, fetch, load_opts, opts_of
 from outlast.stores.sqlite.schema import CANCELLED, DEAD, DONE, HELD, READY, RUNNING, WAITING
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ class Moves:
     ) -> int:
         """Run one statement over many rows; how many were changed.
 
-        A thousand rows are four statements, not a thousand: each statement gives the GIL up, and a busy
+        A thousand rows are a few statements, not a thousand: each gives the GIL up, and a busy
         event loop takes its time to hand it back.
         """
         changed, at, width = 0, 0, len(rows[0])
@@ -175,7 +175,7 @@ class Moves:
         return found
 
     def load_lines(self) -> None:
-        for number, queue, task in self.connection.execute(_LINES, (self.space,)).fetchall():
+        for number, queue, task in fetch(self.connection, _LINES, self.space):
             self.names[number] = (queue, task)
             self._ids[queue, task] = number
 
@@ -305,7 +305,12 @@ class Moves:
                 state = WAITING
             expires = job.expires_at if job.ttl is None else now + job.ttl
             if plain and not (
-                job.priority == 0 and due is expires is job.key is job.lane is None and not job.rank
+                job.priority == 0
+                and due is None
+                and expires is None
+                and job.key is None
+                and job.lane is None
+                and not job.rank
             ):
                 plain = False
             payload = job.payload

@@ -14,13 +14,15 @@ from outlast.stores.sqlite.schema import CANCELLED, DEAD, DONE, RUNNING, WAITING
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["COLUMNS", "crc", "dump", "job_from", "load_failure", "opts_of", "parse_rows"]
+    import apsw
+
+__all__ = ["COLUMNS", "crc", "dump", "fetch", "job_from", "load_failure", "opts_of", "parse_rows"]
 
 COLUMNS = (
     "seq, id, line, {payload}, crc, created_at, opts, state, attempt, priority, {rank},"
     " nullif(due, 9e999), key, lane, expires_at, failures, crashes, suspect, failure, progress"
 )
-"""What a job is read from, in the order of ``job_from``; ``payload`` and ``rank`` as the reader likes."""
+"""What a job is read from, in the order of ``job_from``; some columns as the reader likes."""
 
 _STATUS = {
     RUNNING: Status.RUNNING,
@@ -46,13 +48,18 @@ _load_progress = msgspec.json.Decoder(Progress).decode
 parse_rows = msgspec.json.Decoder(list[list[Any]]).decode
 
 
+def fetch(connection: apsw.Connection, text: str, *values: Any) -> list[Any]:
+    """All rows of one statement."""
+    return connection.execute(text, values).fetchall()
+
+
 def crc(identifier: str, payload: bytes) -> int:
     """A checksum over the payload and the id it belongs to."""
     return zlib.crc32(payload, zlib.crc32(identifier.encode()))
 
 
 def opts_of(job: Job) -> str | None:
-    """What SQL never asks for and differs from the defaults, as one text; None when nothing does."""
+    """What SQL never asks for and differs from the defaults, as one text; None if nothing does."""
     values = (
         job.codec,
         job.max_attempts,
@@ -100,9 +107,9 @@ def job_from(
     claimed: tuple[float, str] | None = None,
     **more: Any,
 ) -> Job:
-    """The job of a row read by ``COLUMNS``; ``claimed`` is (now, worker) in the moment of its claim.
+    """The job of a row read by ``COLUMNS``; ``claimed`` is (now, worker) when it is claimed.
 
-    Raises what a damaged row raises: ``ValueError``, ``KeyError``, ``TypeError``, msgspec's errors.
+    Raises what damaged rows raise: ``ValueError``, ``KeyError``, ``TypeError``, msgspec's errors.
     """
     (_, identifier, line, payload, _, created, opts, state, attempt, *rest) = row
     queue, task = names[line]

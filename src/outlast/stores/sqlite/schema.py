@@ -1,9 +1,9 @@
 """The tables of the SQLite store, how they came to be, and how a connection is opened and checked.
 
-One file holds every namespace (``spaces``). The jobs of one task in one queue form a line; the row of
-the line carries their counts, so that asking for the depth costs the same at any size. ``state`` is
-finer than what people see: WAITING (not yet due), READY and HELD (behind another job of its lane)
-are all QUEUED.
+One file holds every namespace (``spaces``). The jobs of one task in one queue form a line; the row
+of the line carries their counts, so that asking for the depth costs the same at any size. ``state``
+is finer than what people see: WAITING (not yet due), READY and HELD (behind another job of its
+lane) are all QUEUED.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ CREATE TABLE workers (
 """
 
 MIGRATIONS: Sequence[str] = (_FIRST,)
-"""Forward only. The n-th script makes version n; each is one transaction with its version number."""
+"""Forward only. The n-th script makes version n; script and version are one transaction."""
 
 
 def library() -> str:
@@ -132,8 +132,8 @@ def library() -> str:
 def library_flaw(version: str) -> str | None:
     """Why a version of SQLite must not serve several connections in WAL, or None.
 
-    https://sqlite.org/wal.html#walresetbug: 3.7.0 to 3.51.2 can lose committed rows; fixed in 3.51.3 and,
-    as back-ports, in 3.50.7 and 3.44.6.
+    https://sqlite.org/wal.html#walresetbug: 3.7.0 to 3.51.2 can lose committed rows; fixed in
+    3.51.3 and, as back-ports, in 3.50.7 and 3.44.6.
     """
     numbers = tuple(int(part) for part in version.split(".")[:3])
     fixed = numbers >= (3, 51, 3) or any(
@@ -142,8 +142,8 @@ def library_flaw(version: str) -> str | None:
     if fixed:
         return None
     return (
-        f"SQLite {version} can lose committed rows when two connections write and checkpoint at once "
-        "(fixed in 3.51.3, 3.50.7 and 3.44.6)"
+        f"SQLite {version} can lose committed rows when two connections write and checkpoint at"
+        " once (fixed in 3.51.3, 3.50.7 and 3.44.6)"
     )
 
 
@@ -172,8 +172,8 @@ def connect(path: str, durability: Durability, vfs: str | None = None) -> apsw.C
             found = connection.pragma(name)
             if found != expected and not (name == "mmap_size" and found is None):
                 raise DurabilityError(
-                    f"{path}: SQLite was told {name}={value} and answers {found!r}; the file system "
-                    "or another program prevents it, so nothing could be promised"
+                    f"{path}: SQLite was told {name}={value} and answers {found!r}; the file system"
+                    " or another program prevents it, so nothing could be promised"
                 )
         connection.pragma("cache_size", -PAGE_CACHE_KIB)
         connection.set_busy_timeout(0)
@@ -239,8 +239,8 @@ def _version(connection: apsw.Connection, path: str, migrations: Sequence[str]) 
         return int(version)
     if application or tables:
         raise StoreDamaged(
-            f"{path} is a database of another program, not an outlast store; give outlast a file of "
-            "its own. Nothing was changed"
+            f"{path} is a database of another program, not an outlast store; give outlast a file"
+            " of its own. Nothing was changed"
         )
     return 0
 

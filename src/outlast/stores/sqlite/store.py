@@ -13,7 +13,6 @@ import logging
 import os
 import threading
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import apsw
@@ -35,6 +34,7 @@ from outlast.stores.sqlite.writer import Op, Writer, mapped
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
 
     from outlast.chance import Chance
     from outlast.clock import Clock
@@ -152,7 +152,7 @@ class SqliteStore:
             )
 
     def _note_restart(self, connection: apsw.Connection) -> None:
-        """After a restart of the machine nobody runs anything: what the clock says of leases is void."""
+        """After a restart of the machine nobody runs anything, and its clock begins anew."""
         boot = schema.boot_id()
         if not boot:
             return
@@ -180,20 +180,20 @@ class SqliteStore:
 
     # -- the protocol
 
-    async def add(self, jobs: Sequence[Job], capacity: int | None = None) -> Sequence[Added]:
+    async def add(self, jobs: Sequence[Job], capacity: int | None = None) -> list[Added]:
         return await self._do(self._add_op(jobs, capacity))
 
-    def add_now(self, jobs: Sequence[Job], capacity: int | None = None) -> Sequence[Added]:
+    def add_now(self, jobs: Sequence[Job], capacity: int | None = None) -> list[Added]:
         """``add`` for callers without an event loop; blocks until it is durable."""
         return self._wait_for(self._add_op(jobs, capacity))
 
-    def _add_op(self, jobs: Sequence[Job], capacity: int | None) -> Op:
+    def _add_op(self, jobs: Sequence[Job], capacity: int | None) -> Op[list[Added]]:
         for job in jobs:
             check_job(job)
         if not self._ballast.room():
             raise StoreFull(
-                f"the disk of {self.path} is nearly full; new jobs are refused so that those accepted"
-                " can be settled. Nothing was stored"
+                f"the disk of {self.path} is nearly full; new jobs are refused so that those"
+                " accepted can be settled. Nothing was stored"
             )
         if capacity is not None:
             self._look(ENDED, {job.queue for job in jobs})
@@ -212,7 +212,7 @@ class SqliteStore:
         lease: float,
         worker: str,
         newest: bool = False,
-    ) -> Sequence[Claim]:
+    ) -> list[Claim]:
         op = self._claim_op(queues, tasks, limit, lease, worker, newest)
         return [] if op is None else await self._do(op, self._unclaim)
 
@@ -224,7 +224,7 @@ class SqliteStore:
         lease: float,
         worker: str,
         newest: bool = False,
-    ) -> Sequence[Claim]:
+    ) -> list[Claim]:
         """``claim`` for callers without an event loop; blocks."""
         op = self._claim_op(queues, tasks, limit, lease, worker, newest)
         return [] if op is None else self._wait_for(op)
@@ -237,7 +237,7 @@ class SqliteStore:
         lease: float,
         worker: str,
         newest: bool,
-    ) -> Op | None:
+    ) -> Op[list[Claim]] | None:
         self._check_open()
         if limit <= 0:
             return None
@@ -254,14 +254,14 @@ class SqliteStore:
         )
         return self._op(run, synced=False, size=limit)
 
-    async def settle(self, verdicts: Sequence[Verdict]) -> Sequence[Lost]:
+    async def settle(self, verdicts: Sequence[Verdict]) -> list[Lost]:
         return await self._do(self._settle_op(verdicts)) if verdicts else []
 
-    def settle_now(self, verdicts: Sequence[Verdict]) -> Sequence[Lost]:
+    def settle_now(self, verdicts: Sequence[Verdict]) -> list[Lost]:
         """``settle`` for callers without an event loop; blocks until it is durable."""
         return self._wait_for(self._settle_op(verdicts)) if verdicts else []
 
-    def _settle_op(self, verdicts: Sequence[Verdict]) -> Op:
+    def _settle_op(self, verdicts: Sequence[Verdict]) -> Op[list[Lost]]:
         for verdict in verdicts:
             for job in verdict.then:
                 check_job(job)
@@ -269,7 +269,7 @@ class SqliteStore:
 
     async def renew(
         self, claims: Sequence[Claim], lease: float, notes: Sequence[Progress] = ()
-    ) -> Sequence[Lost]:
+    ) -> list[Lost]:
         run = partial(upkeep.renew, claims=claims, lease=lease, notes=notes)
         return await self._do(self._op(run, synced=False, size=len(claims)))
 
@@ -407,12 +407,12 @@ class SqliteStore:
 
     def _op(
         self,
-        run: Callable[[Moves], Any],
+        run: Callable[[Moves], T],
         *,
         synced: bool,
         size: int = 1,
         ids: Sequence[str] | None = None,
-    ) -> Op:
+    ) -> Op[T]:
         return Op(run, synced=synced, size=size, ids=ids)
 
     def _writing(self) -> Writer:
@@ -432,10 +432,11 @@ class SqliteStore:
             raise StoreClosed(f"{self.url} is not open: use it between open() and close()")
         if self._pid != os.getpid():
             raise StoreClosed(
-                f"{self.url} was opened by process {self._pid}, of which this one is a fork; open it here"
+                f"{self.url} was opened by process {self._pid}, of which this one is a fork;"
+                " open it here"
             )
 
-    async def _do(self, op: Op, undo: Callable[[Any], None] | None = None) -> Any:
+    async def _do(self, op: Op[T], undo: Callable[[T], None] | None = None) -> T:
         """Cancelled in mid-call, the step is done or it is not; what it answered is undone."""
         writer = self._writing()
         future = op.future()
@@ -447,7 +448,7 @@ class SqliteStore:
                 op.orphan(undo)
             raise
 
-    def _wait_for(self, op: Op) -> Any:
+    def _wait_for(self, op: Op[T]) -> T:
         writer = self._writing()
         event = op.event()
         writer.submit(op)

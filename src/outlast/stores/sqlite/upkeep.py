@@ -8,7 +8,7 @@ from outlast.errors import JobNotFound, KeyConflict
 from outlast.job import Failure, Lost, Status
 from outlast.stores.sqlite.bell import ENDED, WORK
 from outlast.stores.sqlite.claims import expire, sequence
-from outlast.stores.sqlite.rows import dump, load_opts
+from outlast.stores.sqlite.rows import dump, fetch, load_opts
 from outlast.stores.sqlite.schema import (
     CANCELLED,
     DEAD,
@@ -45,7 +45,10 @@ _WORKER_MEMORY = 3600.0
 
 _ROW = "seq, id, line, state, key, lane, opts"
 _RENEW = "WITH v (s, r) AS (VALUES"
-_RENEWED = ") UPDATE jobs SET lease = ? FROM v WHERE jobs.seq = v.s AND jobs.receipt = v.r AND jobs.state = 3"
+_RENEWED = (
+    ") UPDATE jobs SET lease = ? FROM v"
+    " WHERE jobs.seq = v.s AND jobs.receipt = v.r AND jobs.state = 3"
+)
 _CHECK = (
     ") SELECT v.s, v.r, j.cancel FROM v LEFT JOIN jobs j ON j.seq = v.s AND j.receipt = v.r"
     " AND j.state = 3 WHERE j.seq IS NULL OR j.cancel"
@@ -80,9 +83,9 @@ _OLD_KEYS = (
 _BY_ID = f"SELECT {_ROW} FROM jobs WHERE id = ? AND space = ?"
 _ASK = "UPDATE jobs SET cancel = 1 WHERE seq = ?"
 _REVIVE = (
-    "UPDATE jobs SET state = 1, attempt = 0, failures = 0, crashes = 0, suspect = 0, cancel = 0, due = 9e999,"
-    " expires_at = NULL, started_at = NULL, finished_at = NULL, gone_at = NULL, result = NULL,"
-    " progress = NULL, worker = NULL WHERE seq = ?"
+    "UPDATE jobs SET state = 1, attempt = 0, failures = 0, crashes = 0, suspect = 0, cancel = 0,"
+    " due = 9e999, expires_at = NULL, started_at = NULL, finished_at = NULL, gone_at = NULL,"
+    " result = NULL, progress = NULL, worker = NULL WHERE seq = ?"
 )
 _HOLDER = "SELECT job, until FROM keys WHERE space = ? AND task = ? AND key = ?"
 _TAKE_KEY = (
@@ -209,13 +212,13 @@ def prune(moves: Moves, limit: int) -> int:
     done = expire(moves, limit)
     execute = moves.connection.execute
     if done < limit:
-        done += _drop(moves, execute(_GONE, (now, limit - done)).fetchall())
+        done += _drop(moves, fetch(moves.connection, _GONE, now, limit - done))
     if done < limit:
         moves.flush()
         over = execute(_DONE, (moves.space,)).get - KEPT
         if over > 0:
             done += _drop(
-                moves, execute(_OLDEST, (moves.space, min(over, limit - done))).fetchall()
+                moves, fetch(moves.connection, _OLDEST, moves.space, min(over, limit - done))
             )
     if done < limit:
         execute(_OLD_KEYS, (now, limit - done))
@@ -272,7 +275,7 @@ def revive(moves: Moves, ids: Sequence[str]) -> list[bool]:
             holder = execute(_HOLDER, (moves.space, moves.name(row[2])[1] or "", row[4])).get
             if holder and holder[0] != row[1] and (holder[1] is None or holder[1] > now):
                 raise KeyConflict(
-                    f"job {row[1]} can't be revived: its key {row[4]!r} now belongs to job {holder[0]}"
+                    f"job {row[1]} can't be revived: its key {row[4]!r} belongs to job {holder[0]}"
                 )
     for row in rows:
         if row is None:
@@ -295,7 +298,7 @@ def purge(moves: Moves, queue: str, status: Sequence[Status]) -> int:
         raise JobNotFound(f"no queue {queue!r} was ever used here")
     states = [state for one in status for state in _STATES[one]]
     text = _IN_STATES % (",".join(map(str, lines)), ",".join(map(str, states)))
-    rows = moves.connection.execute(text).fetchall()
+    rows = fetch(moves.connection, text)
     for _, identifier, line, _, key, _, _ in rows:
         if key is not None:
             task = moves.name(line)[1] or ""

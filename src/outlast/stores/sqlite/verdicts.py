@@ -22,8 +22,8 @@ __all__ = ["settle"]
 _OURS = " AND jobs.receipt = v.r AND jobs.state = 3"
 _DONE = "WITH v (s, r, x, g) AS (VALUES"
 _IS_DONE = (
-    ") UPDATE jobs SET state = 4, result = v.x, failure = NULL, finished_at = ?, gone_at = v.g, receipt = NULL,"
-    " lease = NULL FROM v WHERE jobs.seq = v.s" + _OURS
+    ") UPDATE jobs SET state = 4, result = v.x, failure = NULL, finished_at = ?, gone_at = v.g,"
+    " receipt = NULL, lease = NULL FROM v WHERE jobs.seq = v.s" + _OURS
 )
 _GONE = "WITH v (s, r) AS (VALUES"
 _IS_GONE = (
@@ -34,8 +34,9 @@ _BACK = "WITH v (s, r, state, delay, failure, failed, crashed, unstarted) AS (VA
 _IS_BACK = (
     ") UPDATE jobs SET state = v.state, due = iif(v.delay > 0, ? + v.delay, due),"
     " failure = ifnull(v.failure, jobs.failure), failures = failures + v.failed,"
-    " crashes = crashes + v.crashed, attempt = attempt - v.unstarted, suspect = iif(v.unstarted, suspect, 0), receipt = NULL,"
-    " lease = NULL, worker = NULL FROM v WHERE jobs.seq = v.s" + _OURS
+    " crashes = crashes + v.crashed, attempt = attempt - v.unstarted,"
+    " suspect = iif(v.unstarted, suspect, 0), receipt = NULL, lease = NULL,"
+    " worker = NULL FROM v WHERE jobs.seq = v.s" + _OURS
 )
 _END = "WITH v (s, r, state, failure, failed, crashed, unstarted, g) AS (VALUES"
 _IS_ENDED = (

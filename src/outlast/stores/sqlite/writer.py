@@ -1,4 +1,4 @@
-"""The one thread that writes: it takes whatever is waiting, does it in one transaction, then answers.
+"""The one thread that writes: it does whatever is waiting in one transaction, then answers.
 
 Everything that was promised is synced before it is answered. A claim promises nothing, so a
 transaction of claims alone is committed without waiting for the disk.
@@ -12,7 +12,7 @@ import os
 import threading
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 import apsw
 
@@ -25,7 +25,6 @@ from outlast.errors import (
     StoreFull,
     StoreUnavailable,
 )
-from outlast.store import Durability
 from outlast.stores.sqlite import schema
 from outlast.stores.sqlite.moves import Careful, Moves
 
@@ -33,9 +32,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
+    from outlast.store import Durability
     from outlast.stores.sqlite.files import Ballast, Identity
 
 __all__ = ["Op", "Turn", "Writer", "mapped"]
+
+T = TypeVar("T")
 
 GROUP = 2000
 """Rows in one transaction, roughly: beyond that the others have waited long enough."""
@@ -63,7 +65,7 @@ def mapped(error: apsw.Error, path: str) -> StoreError:
     return StoreUnavailable(f"{path}: {error}")
 
 
-class Op:
+class Op(Generic[T]):
     """One call waiting for the writer. ``synced``: its answer promises that it is on disk.
 
     ``ids`` are those of an ``add``, which may be uncertain afterwards.
@@ -84,7 +86,7 @@ class Op:
 
     def __init__(
         self,
-        run: Callable[[Moves], Any],
+        run: Callable[[Moves], T],
         *,
         synced: bool,
         size: int = 1,
@@ -96,12 +98,12 @@ class Op:
         self.ids = ids
         self.error: BaseException | None = None
         self._answer: Any = None
-        self._undo: Callable[[Any], None] | None = None
+        self._undo: Callable[[T], None] | None = None
         self._event: threading.Event | None = None
-        self._future: asyncio.Future[Any] | None = None
+        self._future: asyncio.Future[T] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    def future(self) -> asyncio.Future[Any]:
+    def future(self) -> asyncio.Future[T]:
         self._loop = asyncio.get_running_loop()
         self._future = self._loop.create_future()
         return self._future
@@ -110,15 +112,15 @@ class Op:
         self._event = threading.Event()
         return self._event
 
-    def answer(self) -> Any:
+    def answer(self) -> T:
         if self.error is not None:
             raise self.error
-        return self._answer
+        return cast("T", self._answer)
 
     def set(self, answer: Any) -> None:
         self._answer = answer
 
-    def orphan(self, undo: Callable[[Any], None]) -> None:
+    def orphan(self, undo: Callable[[T], None]) -> None:
         """In the loop of the caller, which was cancelled: nobody will see the answer."""
         self._undo = undo
         if self._future is None:  # it had been delivered, and is undone here
@@ -140,9 +142,9 @@ class Op:
                 future.set_result(self._answer)
 
 
-def _deliver(ops: Sequence[Op]) -> None:
+def _deliver(ops: Sequence[Op[Any]]) -> None:
     """Answer callers: one wake-up for each loop, however many of its calls are done."""
-    loops: dict[asyncio.AbstractEventLoop, list[Op]] = {}
+    loops: dict[asyncio.AbstractEventLoop, list[Op[Any]]] = {}
     for op in ops:
         if op._event is not None:
             op._event.set()
@@ -154,7 +156,7 @@ def _deliver(ops: Sequence[Op]) -> None:
             loop.call_soon_threadsafe(_resolve, mine)
 
 
-def _resolve(ops: Sequence[Op]) -> None:
+def _resolve(ops: Sequence[Op[Any]]) -> None:
     for op in ops:
         op.resolve()
 
@@ -162,8 +164,8 @@ def _resolve(ops: Sequence[Op]) -> None:
 class Turn:
     """Fairness between processes: whoever waits for the lock says so, and the holder lets it in.
 
-    SQLite's own waiting sleeps up to 100 ms and starves some processes. Here waiters hold a shared lock
-    on a file, tested by the one that has just committed; it is a courtesy, never needed to be right.
+    SQLite's own waiting sleeps up to 100 ms and starves some processes. Here waiters hold a shared
+    lock on a file, tested by the one that has just committed. Nothing depends on it.
     """
 
     __slots__ = ("_mine", "_others", "_path")
@@ -235,7 +237,7 @@ class Writer:
         self._synchronous = schema.synchronous_for(durability)
         self._committed = committed
         self._turn = Turn(folder)
-        self._waiting: deque[Op] = deque()
+        self._waiting: deque[Op[Any]] = deque()
         self._wake = threading.Event()
         self._closing = False
         self._broken: StoreError | None = None
@@ -256,8 +258,8 @@ class Writer:
 
     # -- for callers
 
-    def submit(self, op: Op) -> None:
-        """Hand a call over. Raises ``StoreClosed`` or what broke the store, before anything is done."""
+    def submit(self, op: Op[Any]) -> None:
+        """Hand a call over. Raises ``StoreClosed`` or what broke the store; nothing is done."""
         if self._closing:
             raise StoreClosed("the store is closed")
         if self._broken is not None:
@@ -286,7 +288,7 @@ class Writer:
         with contextlib.suppress(apsw.Error):
             self._connection.close()
 
-    def _take(self) -> list[Op]:
+    def _take(self) -> list[Op[Any]]:
         group, size = [], 0
         while self._waiting and size < GROUP:
             op = self._waiting.popleft()
@@ -294,7 +296,7 @@ class Writer:
             size += op.size
         return group
 
-    def _serve(self, group: list[Op]) -> None:
+    def _serve(self, group: list[Op[Any]]) -> None:
         if self._broken is not None:
             self._fail(group, self._broken)
             return
@@ -317,12 +319,13 @@ class Writer:
             if self._pages - self._checkpointed >= CHECKPOINT_PAGES:
                 self._checkpoint()
 
-    def _transact(self, group: list[Op]) -> int:
+    def _transact(self, group: list[Op[Any]]) -> int:
         """Do the calls in one transaction and commit it; the sum of their news."""
         moves = self._moves
         synced = any(op.synced for op in group)
         self._set_synchronous(self._synchronous if synced else min(self._synchronous, 1))
         careful = False
+        done = 0
         while True:
             self._begin()
             try:
@@ -388,7 +391,9 @@ class Writer:
             if self._connection.in_transaction:
                 self._connection.execute("ROLLBACK")
 
-    def _fail(self, group: Sequence[Op], error: BaseException, *, uncertain: bool = False) -> None:
+    def _fail(
+        self, group: Sequence[Op[Any]], error: BaseException, *, uncertain: bool = False
+    ) -> None:
         for op in group:
             if op.error is None:
                 op.error = error
@@ -401,7 +406,7 @@ class Writer:
 
     # -- bad days
 
-    def _after_error(self, group: list[Op], error: apsw.Error) -> None:
+    def _after_error(self, group: list[Op[Any]], error: apsw.Error) -> None:
         ours = mapped(error, self._path)
         if isinstance(error, apsw.FullError):
             self._make_room(group, ours)
@@ -413,7 +418,7 @@ class Writer:
         self._fail(group, ours, uncertain=isinstance(error, apsw.IOError | apsw.CorruptError))
         self._reopen(ours)
 
-    def _make_room(self, group: list[Op], ours: StoreError) -> None:
+    def _make_room(self, group: list[Op[Any]], ours: StoreError) -> None:
         """The disk is full: refuse new work, and settle what is done from the ballast."""
         adds = [op for op in group if op.ids is not None]
         rest = [op for op in group if op.ids is None]
@@ -424,13 +429,13 @@ class Writer:
             self._fail(rest, ours)
 
     def _reopen(self, cause: StoreError) -> None:
-        """Never go on with a connection that saw an I/O error: what it believes may not be on disk."""
+        """Never go on with a connection that saw an I/O error: what it believes may be untrue."""
         with contextlib.suppress(apsw.Error):
             self._connection.close()
         if self._strikes >= STRIKES:
             self._broken = StoreUnavailable(
-                f"{cause}. It happened {self._strikes} times in a row, so outlast stopped writing; check "
-                "the disk, then open the store again"
+                f"{cause}. It happened {self._strikes} times in a row, so outlast stopped writing;"
+                " check the disk, then open the store again"
             )
             return
         try:
@@ -450,7 +455,7 @@ class Writer:
         return apsw.SQLITE_OK
 
     def _checkpoint(self) -> None:
-        """Copy the log into the database; if readers kept it from starting anew for long, wait for them."""
+        """Copy the log into the database; if readers keep it from starting anew, wait for them."""
         mode = apsw.SQLITE_CHECKPOINT_PASSIVE
         if self._pages >= RESTART_PAGES:
             mode = apsw.SQLITE_CHECKPOINT_RESTART
