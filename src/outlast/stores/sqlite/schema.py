@@ -150,7 +150,8 @@ def library_flaw(version: str) -> str | None:
 def connect(path: str, durability: Durability, vfs: str | None = None) -> apsw.Connection:
     """Open an existing file for reading and writing, set what the promise needs, and read it back.
 
-    Raises ``DurabilityError`` when SQLite doesn't do as told, and apsw's own errors.
+    Raises ``DurabilityError`` when SQLite doesn't do as told, ``StoreDamaged`` and
+    ``SchemaMismatch`` as ``migrate`` does, before the file is touched, and apsw's own errors.
     """
     flaw = library_flaw(apsw.sqlite_lib_version())
     if flaw:
@@ -158,6 +159,8 @@ def connect(path: str, durability: Durability, vfs: str | None = None) -> apsw.C
     connection = apsw.Connection(path, flags=apsw.SQLITE_OPEN_READWRITE, vfs=vfs)
     try:
         connection.set_busy_timeout(5000)
+        # Before anything is set: switching to WAL writes into the file, whosever it is.
+        _version(connection, path, MIGRATIONS)
         synchronous = synchronous_for(durability)
         for name, value, expected in (
             ("journal_mode", "wal", "wal"),
