@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -12,7 +13,7 @@ from outlast.stores.sqlite.rows import COLUMNS, crc, dump, fetch, job_from, pars
 from outlast.stores.sqlite.schema import CANCELLED, DEAD, READY, RUNNING, WAITING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from outlast.chance import Chance
     from outlast.stores.sqlite.moves import Moves
@@ -57,24 +58,26 @@ _TAKEN_RAW = (
     + COLUMNS.format(payload="payload", rank="rank")
     + " FROM jobs WHERE state = 3 AND receipt = ?"
 )
-_LANES = "SELECT seq, lane, attempt FROM jobs WHERE seq IN (%s)"
+_LANES = "SELECT seq, lane FROM jobs WHERE seq IN (SELECT value FROM json_each(?))"
 _HOLDER = (
     "SELECT EXISTS (SELECT 1 FROM jobs WHERE space = ?1 AND lane = ?2 AND seq <> ?3"
     " AND (state = 3 OR state < 3 AND attempt > 0))"
 )
 _HOLD = "UPDATE jobs SET state = 2 WHERE seq IN (SELECT value FROM json_each(?))"
 _SOME = "SELECT value FROM json_each(?)"
-_NEWEST_HEAD = (
-    "SELECT priority FROM jobs WHERE line = ? AND state = 1 ORDER BY priority DESC LIMIT 1"
+_TOP = (
+    "SELECT priority FROM jobs WHERE line = ? AND state = 1 AND priority < ?"
+    " ORDER BY priority DESC LIMIT 1"
 )
 _NEWEST_NOW = (
-    "SELECT seq FROM jobs WHERE line = ?1 AND state = 1 AND priority = ?2 AND rank = x''"
+    "SELECT rank, seq FROM jobs WHERE line = ?1 AND state = 1 AND priority = ?2 AND rank = x''"
     " AND due = 9e999 ORDER BY seq DESC LIMIT ?3"
 )
 _NEWEST_REST = (
-    "SELECT seq FROM jobs WHERE line = ?1 AND state = 1 AND priority = ?2 AND (rank > x'' OR"
-    " rank = x'' AND due < 9e999) ORDER BY seq DESC LIMIT ?3"
+    "SELECT rank, seq FROM jobs WHERE line = ?1 AND state = 1 AND priority = ?2 AND (rank > x'' OR"
+    " rank = x'' AND due < 9e999) ORDER BY rank, seq DESC LIMIT ?3"
 )
+_ABOVE_ALL = 1000
 
 _BITE = 2000
 """Jobs that become due, or expire, in one transaction; more take another claim."""
@@ -113,14 +116,14 @@ def claim(
     token = chance.token()
     taken = (token, moves.clock.monotonic() + lease, worker, now)
     if newest or lanes or len(lines) > _MERGED:
-        picked = _newest(moves, lines, limit) if newest else None
-        chosen = _pick(moves, lines, limit, picked, lanes=bool(lanes))
+        source = partial(_newest if newest else _in_order, moves, lines)
+        chosen = _pick(moves, source, limit, lanes=bool(lanes))
         execute(_TAKE % _SOME, (*taken, dump(chosen).decode()))
     else:
         execute(_TAKE % _candidates(lines), (*taken, limit))
     claims = _read(moves, token, now, worker)
     if newest:
-        claims.sort(key=lambda c: (c.job.priority, sequence(c.receipt)), reverse=True)
+        claims.sort(key=lambda c: (-c.job.priority, c.job.rank, -sequence(c.receipt)))
     return claims
 
 
@@ -160,46 +163,34 @@ def expire(moves: Moves, limit: int) -> int:
 
 
 def _pick(
-    moves: Moves, lines: Sequence[int], limit: int, picked: Sequence[int] | None, *, lanes: bool
+    moves: Moves, source: Callable[[int], Sequence[int]], limit: int, *, lanes: bool
 ) -> list[int]:
     """Choose row by row: one of each lane at most, none of a lane that is held.
 
     What has to wait for its lane leaves the line (HELD), so that it is passed over only once.
     """
-    chosen: list[int] = []
-    taken: set[str] = set()
-    execute = moves.connection.execute
-    while len(chosen) < limit:
-        if picked is None:
-            wanted = limit - len(chosen)
-            rows = _in_order(moves, lines, wanted + len(chosen))
-        else:
-            rows = list(picked)
-        rows = [seq for seq in rows if seq not in set(chosen)]
-        if not lanes:
-            return (chosen + rows)[:limit]
-        of_lane = {
-            seq: (lane, attempt)
-            for seq, lane, attempt in execute(_LANES % _SOME, (dump(rows).decode(),))
-            if lane is not None
-        }
+    if not lanes:
+        return list(source(limit))
+    chosen: dict[int, str | None] = {}
+    while True:
+        rows = [seq for seq in source(limit) if seq not in chosen]
+        of_lane = dict(fetch(moves.connection, _LANES, dump(rows).decode()))
         held = []
-        for seq in rows:
-            if len(chosen) == limit:
-                break
-            lane, _ = of_lane.get(seq, (None, 0))
-            if lane is None:
-                chosen.append(seq)
-            elif lane in taken or execute(_HOLDER, (moves.space, lane, seq)).get:
-                held.append(seq)
+        for seq in rows[: limit - len(chosen)]:
+            lane = of_lane[seq]
+            if lane is None or _free(moves, lane, seq, chosen):
+                chosen[seq] = lane
             else:
-                taken.add(lane)
-                chosen.append(seq)
-        if held:
-            execute(_HOLD, (dump(held).decode(),))
-        if not held or picked is not None:
-            break
-    return chosen
+                held.append(seq)
+        if not held:
+            return list(chosen)
+        moves.connection.execute(_HOLD, (dump(held).decode(),))
+
+
+def _free(moves: Moves, lane: str, seq: int, chosen: Mapping[int, str | None]) -> bool:
+    if lane in chosen.values():
+        return False
+    return not moves.connection.execute(_HOLDER, (moves.space, lane, seq)).get
 
 
 def _in_order(moves: Moves, lines: Sequence[int], limit: int) -> list[int]:
@@ -212,15 +203,21 @@ def _in_order(moves: Moves, lines: Sequence[int], limit: int) -> list[int]:
 
 
 def _newest(moves: Moves, lines: Sequence[int], limit: int) -> list[int]:
-    """Last in, first out: the highest sequence among those of the highest priority."""
-    execute = moves.connection.execute
-    best = max(execute(_NEWEST_HEAD, (line,)).get for line in lines)
+    """Last in, first out: by priority, then rank, then the highest sequence."""
     found: list[int] = []
-    for line in lines:
-        for text in (_NEWEST_NOW, _NEWEST_REST):
-            found += [seq for (seq,) in execute(text, (line, best, limit))]
-    found.sort(reverse=True)
-    return found[:limit]
+    below = _ABOVE_ALL
+    while len(found) < limit:
+        best = [top for line in lines for (top,) in fetch(moves.connection, _TOP, line, below)]
+        if not best:
+            break
+        below = max(best)
+        group: list[tuple[bytes, int]] = []
+        for line in lines:
+            for text in (_NEWEST_NOW, _NEWEST_REST):
+                group += fetch(moves.connection, text, line, below, limit)
+        group.sort(key=lambda row: (row[0], -row[1]))
+        found += [seq for _, seq in group[: limit - len(found)]]
+    return found
 
 
 def _read(moves: Moves, token: bytes, now: float, worker: str) -> list[Claim]:
