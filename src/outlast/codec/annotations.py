@@ -10,7 +10,7 @@ import types
 import typing
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
-from pathlib import Path, PosixPath, PurePath, PurePosixPath, PureWindowsPath, WindowsPath
+from pathlib import Path, PurePath, PurePosixPath, PureWindowsPath
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 from zoneinfo import ZoneInfo
@@ -19,21 +19,20 @@ import msgspec
 
 from outlast.codec.containers import DictKind, ListKind, RecordKind, SetKind, TupleKind
 from outlast.codec.fields import Unfit, fields_of, substitute
-from outlast.codec.kinds import (
+from outlast.codec.kinds import Kind, type_name
+from outlast.codec.moments import MomentKind, ZoneKind
+from outlast.codec.objects import Field, ObjectKind, PydanticKind, TypedDictKind
+from outlast.codec.scalars import (
     BoolKind,
     ConvertedKind,
     DecimalKind,
     FloatKind,
     IntKind,
-    Kind,
     NoneKind,
     PathKind,
     PlainKind,
     StrKind,
-    type_name,
 )
-from outlast.codec.moments import MomentKind, ZoneKind
-from outlast.codec.objects import Field, ObjectKind, PydanticKind, TypedDictKind
 from outlast.codec.unions import ConstrainedKind, EnumKind, LiteralKind, UnionKind
 
 if TYPE_CHECKING:
@@ -43,6 +42,7 @@ __all__ = ["kind_of"]
 
 _SCALARS: dict[Any, type[Any]] = {
     str: StrKind,
+    typing.LiteralString: StrKind,
     int: IntKind,
     float: FloatKind,
     bool: BoolKind,
@@ -58,7 +58,7 @@ _SCALARS: dict[Any, type[Any]] = {
 }
 _CONVERTED = frozenset((UUID, bytes, bytearray, date, timedelta))
 _MOMENTS = frozenset((datetime, time))
-_PATHS = frozenset((PurePath, PurePosixPath, PureWindowsPath, Path, PosixPath, WindowsPath))
+_PATHS = frozenset((PurePath, PurePosixPath, PureWindowsPath, Path))
 # Abstract containers arrive as the plain one that type checkers take for them.
 _LISTS = frozenset(
     (
@@ -71,7 +71,14 @@ _LISTS = frozenset(
 )
 _SETS = frozenset((set, collections.abc.Set, collections.abc.MutableSet))
 _DICTS = frozenset((dict, collections.abc.Mapping, collections.abc.MutableMapping))
-_WRAPPERS = frozenset((typing.Required, typing.NotRequired, typing.Final, typing.ClassVar))
+_WRAPPERS = frozenset(
+    (
+        typing.Required,
+        typing.NotRequired,
+        typing.Final,
+        getattr(typing, "ReadOnly", typing.Final),  # of Python 3.13
+    )
+)
 
 
 def kind_of(annotation: Any) -> Kind:
@@ -169,12 +176,12 @@ class _Builder:
         kinds = [self.kind(arg) for arg in args]
         if any(isinstance(kind, PlainKind) for kind in kinds):
             return PlainKind()
-        whole = {type(kind) for kind in kinds}
+        whole = {kind.name for kind in kinds}
         # Any text is its own wire form, so a Literal beside str adds nothing.
         members = tuple(
             kind
             for kind in kinds
-            if not (isinstance(kind, LiteralKind) and type(kind.kind) in whole)
+            if not (isinstance(kind, LiteralKind) and kind.kind.name in whole)
         )
         if any(not member.shapes for member in members):
             raise Unfit("a type alias that names itself in a union")
@@ -255,7 +262,13 @@ class _Builder:
                     "class, a msgspec Struct, a NamedTuple, a TypedDict or a pydantic model is"
                 )
             fields = tuple(
-                Field(field.name, self.kind(field.type), field.init, field.required)
+                Field(
+                    field.name,
+                    self.kind(field.type),
+                    field.init,
+                    field.required,
+                    field.may_be_unset,
+                )
                 for field in found
             )
             return build(origin, fields, type_name(annotation))

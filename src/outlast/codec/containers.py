@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from outlast.codec.kinds import Kind, Misfit, too_deep
-from outlast.codec.limits import read
+from outlast.codec.limits import MAX_DEPTH, read
 
 __all__ = ["DictKind", "ListKind", "RecordKind", "SetKind", "TupleKind", "wire_bytes"]
 
@@ -185,6 +185,8 @@ class DictKind(Kind):
             raise self.misfit(value)
         if room < 1:
             raise too_deep()
+        if self.text_keys and self.key.same(value) and self.item.same(value.values()):
+            return dict(value)
         wires: dict[str, Any] = {}
         dump_key, dump = self._dump_key, self.item.dump
         at_key = True
@@ -204,6 +206,8 @@ class DictKind(Kind):
     def load(self, wire: Any) -> Any:
         if type(wire) is not dict:
             raise self.misfit_wire(wire)
+        if self.text_keys and self.key.same(wire) and self.item.same(wire.values()):
+            return wire
         load_key, load = self._load_key, self.item.load
         try:
             value = {load_key(key): load(item) for key, item in wire.items()}
@@ -217,7 +221,7 @@ class DictKind(Kind):
         return value
 
     def _dump_key(self, key: Any, room: int) -> str:
-        wire = self.key.dump(key, room)
+        wire = self.key.dump(key, min(room, MAX_DEPTH))
         if self.text_keys:
             text: str = wire
             return text

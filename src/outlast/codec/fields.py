@@ -29,6 +29,7 @@ class FoundField(NamedTuple):
     type: Any
     init: str | None
     required: bool
+    may_be_unset: bool = False
 
 
 def fields_of(annotation: Any, origin: type) -> list[FoundField] | None:
@@ -60,11 +61,12 @@ def hints_of(annotation: Any, origin: type) -> dict[str, Any]:
     except Exception as error:
         raise Unfit(f"the annotations of {type_name(origin)} can't be read: {error}") from error
     scopes = _scopes(origin, typing.get_args(annotation))
-    for owner in reversed(origin.__mro__):
-        scope = scopes.get(owner)
-        if scope:
-            for name in inspect.get_annotations(owner):
-                hints[name] = substitute(hints[name], scope)
+    seen: set[str] = set()
+    for owner in origin.__mro__:
+        scope = scopes.get(owner, {})
+        for name in inspect.get_annotations(owner).keys() - seen:
+            seen.add(name)
+            hints[name] = substitute(hints[name], scope)
     return hints
 
 
@@ -91,10 +93,15 @@ def _scopes(origin: type, args: tuple[Any, ...]) -> dict[type, dict[Any, Any]]:
 
 
 def _struct_fields(origin: Any, hints: dict[str, Any]) -> list[FoundField]:
-    return [
-        FoundField(field.name, hints[field.name], field.name, field.required)
-        for field in msgspec.structs.fields(origin)
-    ]
+    found = []
+    for field in msgspec.structs.fields(origin):
+        of = hints[field.name]
+        set_types = tuple(arg for arg in typing.get_args(of) if arg is not msgspec.UnsetType)
+        may_be_unset = msgspec.UnsetType in typing.get_args(of)
+        if may_be_unset:
+            of = typing.Union[set_types]  # noqa: UP007  no other way to make one of a tuple
+        found.append(FoundField(field.name, of, field.name, field.required, may_be_unset))
+    return found
 
 
 def _dataclass_fields(origin: Any, hints: dict[str, Any]) -> list[FoundField]:

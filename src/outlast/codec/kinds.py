@@ -1,35 +1,14 @@
-"""What a kind of value is to the codec, and the kinds of one JSON value: scalars and texts."""
+"""What a kind of value is to the codec, and what doesn't fit one."""
 
 from __future__ import annotations
 
-from decimal import Decimal, InvalidOperation
-from math import isfinite
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar
-
-import msgspec
 
 if TYPE_CHECKING:
     from collections.abc import Collection
-    from pathlib import PurePath
 
-__all__ = [
-    "BoolKind",
-    "ConvertedKind",
-    "DecimalKind",
-    "FloatKind",
-    "IntKind",
-    "Kind",
-    "Misfit",
-    "NoneKind",
-    "PathKind",
-    "PlainKind",
-    "StrKind",
-    "type_name",
-]
-
-# CPython refuses to print longer ones by default (CVE-2020-10735), and msgspec to read them.
-MAX_DIGITS = 4300
-_TOO_BIG = 10**MAX_DIGITS
+__all__ = ["Kind", "Misfit", "alike", "too_deep", "type_name"]
 
 
 class Misfit(Exception):
@@ -54,7 +33,7 @@ def type_name(of: Any) -> str:
     return repr(of).replace("typing.", "")
 
 
-class Kind:
+class Kind(ABC):
     """How values of one annotated type become JSON values, and come back as they were.
 
     ``dump`` checks a value and gives its wire form, made of None, bool, int, float, str, list and
@@ -75,22 +54,22 @@ class Kind:
         self.name = name
 
     @property
+    @abstractmethod
     def accepts(self) -> frozenset[type]:
         """The exact Python types of the values."""
-        raise AssertionError(type(self))  # pragma: no cover
 
     @property
     def shapes(self) -> frozenset[str]:
         """The JSON shapes of the wire forms: null, bool, int, float, str, array, object."""
         return frozenset(("str",))
 
+    @abstractmethod
     def dump(self, value: Any, room: int) -> Any:
         """The wire form of ``value``."""
-        raise AssertionError(type(self))  # pragma: no cover
 
+    @abstractmethod
     def load(self, wire: Any) -> Any:
         """The value of a wire form."""
-        raise AssertionError(type(self))  # pragma: no cover
 
     def same(self, values: Collection[Any]) -> bool:
         """True if each of ``values`` is known to be its own wire form, found out in C."""
@@ -100,10 +79,8 @@ class Kind:
         """What to say of a value of another type."""
         found = type(value)
         message = f"expected {self.name}, got {type_name(found)}"
-        for accepted in self.accepts:
-            if issubclass(found, accepted):
-                message += f", a subclass that would come back as {type_name(accepted)}"
-                break
+        if any(issubclass(found, accepted) for accepted in self.accepts):
+            message += ", a subclass that would not come back as what it is"
         return Misfit(message)
 
     def misfit_wire(self, wire: Any) -> Misfit:
@@ -116,270 +93,27 @@ def too_deep() -> Misfit:
     return Misfit("nests too deep")
 
 
-class _Scalar(Kind):
-    __slots__ = ()
-    of: ClassVar[type]
-    shape: ClassVar[str]
-
-    def __init__(self) -> None:
-        super().__init__("None" if self.of is type(None) else self.of.__name__)
-
-    @property
-    def accepts(self) -> frozenset[type]:
-        return frozenset((self.of,))
-
-    @property
-    def shapes(self) -> frozenset[str]:
-        return frozenset((self.shape,))
-
-    def dump(self, value: Any, room: int) -> Any:
-        if type(value) is self.of:
-            return value
-        raise self.misfit(value)
-
-    def load(self, wire: Any) -> Any:
-        if type(wire) is self.of:
-            return wire
-        raise self.misfit_wire(wire)
-
-    def same(self, values: Collection[Any]) -> bool:
-        return set(map(type, values)) <= {self.of}
-
-
-class StrKind(_Scalar):
-    """Text. Lone surrogates are found by the encoder."""
-
-    __slots__ = ()
-    of, shape, exact, wired = str, "str", str, str
-
-
-class BoolKind(_Scalar):
-    """True and False."""
-
-    __slots__ = ()
-    of, shape, exact, wired = bool, "bool", bool, bool
-
-
-class NoneKind(_Scalar):
-    """None."""
-
-    __slots__ = ()
-    of, shape, exact, wired = type(None), "null", type(None), type(None)
-
-
-class IntKind(_Scalar):
-    """Integers of any size up to 4300 digits."""
-
-    __slots__ = ()
-    of, shape, wired = int, "int", int
-
-    def dump(self, value: Any, room: int) -> Any:
-        if type(value) is not int:
-            raise self.misfit(value)
-        _check_int(value)
-        return value
-
-    def same(self, values: Collection[Any]) -> bool:
-        return set(map(type, values)) == {int} and (
-            min(values) > -_TOO_BIG and max(values) < _TOO_BIG
+def alike(one: Any, other: Any) -> bool:
+    """Equal, and of the same types all the way down, zones included."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, dict):
+        return len(one) == len(other) and all(
+            key in other and alike(value, other[key]) for key, value in one.items()
         )
-
-
-class FloatKind(_Scalar):
-    """Finite numbers. An int is taken, as type checkers do, and arrives as the float it equals."""
-
-    __slots__ = ()
-    of, shape, wired = float, "float", float
-
-    def dump(self, value: Any, room: int) -> Any:
-        if type(value) is float:
-            _check_float(value)
-            return value
-        if type(value) is int:
-            return _as_float(value)
-        raise self.misfit(value)
-
-    def load(self, wire: Any) -> Any:
-        if type(wire) is float:
-            return wire
-        if type(wire) is int:
-            return _as_float(wire)
-        raise self.misfit_wire(wire)
-
-    def same(self, values: Collection[Any]) -> bool:
-        return set(map(type, values)) == {float} and all(map(isfinite, values))
-
-
-def _check_int(value: int) -> None:
-    if not -_TOO_BIG < value < _TOO_BIG:
-        raise Misfit(f"an int of more than {MAX_DIGITS} digits (the limit)")
-
-
-def _check_float(value: float) -> None:
-    if not isfinite(value):
-        raise Misfit("NaN and infinity have no JSON; only finite floats can be stored")
-
-
-def _as_float(value: int) -> float:
-    try:
-        number = float(value)
-    except OverflowError:
-        raise Misfit("an int too large for a float") from None
-    if number != value:
-        raise Misfit("an int that no float equals; annotate it as int")
-    return number
-
-
-class PlainKind(Kind):
-    """What no annotation describes: only values that JSON gives back as they were."""
-
-    __slots__ = ()
-    _atoms: ClassVar[frozenset[type]] = frozenset((str, bool, type(None)))
-
-    def __init__(self) -> None:
-        super().__init__("Any")
-
-    @property
-    def accepts(self) -> frozenset[type]:
-        return frozenset((str, bool, type(None), int, float, list, dict))
-
-    @property
-    def shapes(self) -> frozenset[str]:
-        return frozenset(("null", "bool", "int", "float", "str", "array", "object"))
-
-    def dump(self, value: Any, room: int) -> Any:
-        of = type(value)
-        if of in self._atoms:
-            return value
-        if of is int:
-            _check_int(value)
-        elif of is float:
-            _check_float(value)
-        elif of is list:
-            self._dump_list(value, room - 1)
-        elif of is dict:
-            self._dump_dict(value, room - 1)
-        else:
-            raise self.misfit(value)
-        return value
-
-    def load(self, wire: Any) -> Any:
-        return wire
-
-    def same(self, values: Collection[Any]) -> bool:
-        return set(map(type, values)) <= self._atoms
-
-    def misfit(self, value: Any) -> Misfit:
-        return Misfit(
-            f"{type_name(type(value))} would come back changed from JSON; annotate it with its type"
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(alike, one, other))
+    if isinstance(one, set | frozenset):
+        return bool(one == other) and set(map(type, one)) == set(map(type, other))
+    fields = getattr(type(one), "model_fields", None)
+    if fields is not None:
+        return alike(one.__pydantic_extra__, other.__pydantic_extra__) and all(
+            alike(getattr(one, name), getattr(other, name)) for name in fields
         )
-
-    def _dump_list(self, value: list[Any], room: int) -> None:
-        if room < 0:
-            raise too_deep()
-        if self.same(value):
-            return
-        index = 0
-        try:
-            for index, item in enumerate(value):  # noqa: B007  the handler reads it
-                self.dump(item, room)
-        except Misfit as misfit:
-            misfit.within(f"[{index}]")
-            raise
-
-    def _dump_dict(self, value: dict[Any, Any], room: int) -> None:
-        if room < 0:
-            raise too_deep()
-        if not set(map(type, value)) <= {str}:
-            other = next(type(key) for key in value if type(key) is not str)
-            raise Misfit(
-                f"a key of type {type_name(other)} would come back changed from JSON; "
-                "annotate it as dict[key type, value type]"
-            )
-        if self.same(value.values()):
-            return
-        try:
-            for item in value.values():
-                self.dump(item, room)
-        except Misfit as misfit:
-            misfit.within("[...]")
-            raise
+    if hasattr(one, "tzinfo"):
+        return bool(one == other) and _zone_and_fold(one) == _zone_and_fold(other)
+    return bool(one == other)
 
 
-class ConvertedKind(Kind):
-    """Types that msgspec itself writes as one text and reads back exactly."""
-
-    __slots__ = ("of",)
-
-    def __init__(self, of: type) -> None:
-        super().__init__(type_name(of))
-        self.of = of
-
-    @property
-    def accepts(self) -> frozenset[type]:
-        return frozenset((self.of,))
-
-    def dump(self, value: Any, room: int) -> Any:
-        if type(value) is not self.of:
-            raise self.misfit(value)
-        return msgspec.to_builtins(value)
-
-    def load(self, wire: Any) -> Any:
-        if type(wire) is not str:
-            raise self.misfit_wire(wire)
-        try:
-            return msgspec.convert(wire, self.of)
-        except (ValueError, ArithmeticError) as error:
-            raise Misfit(f"not the text of a {self.name}") from error
-
-
-class DecimalKind(ConvertedKind):
-    """Finite decimals, digit by digit."""
-
-    __slots__ = ()
-
-    def __init__(self) -> None:
-        super().__init__(Decimal)
-
-    def dump(self, value: Any, room: int) -> Any:
-        if type(value) is not Decimal:
-            raise self.misfit(value)
-        if not value.is_finite():
-            raise Misfit("only finite decimals can be stored")
-        return str(value)
-
-    def load(self, wire: Any) -> Any:
-        if type(wire) is not str:
-            raise self.misfit_wire(wire)
-        try:
-            value = Decimal(wire)
-        except InvalidOperation as error:
-            raise Misfit("not the text of a decimal") from error
-        if not value.is_finite():
-            raise Misfit("only finite decimals can be stored")
-        return value
-
-
-class PathKind(Kind):
-    """File names, as text: what it names is looked up where the task runs."""
-
-    __slots__ = ("of",)
-
-    def __init__(self, of: type[PurePath]) -> None:
-        super().__init__(type_name(of))
-        self.of = of
-
-    @property
-    def accepts(self) -> frozenset[type]:
-        # Path() makes a PosixPath or a WindowsPath.
-        return frozenset((type(self.of()),))
-
-    def dump(self, value: Any, room: int) -> Any:
-        if type(value) not in self.accepts:
-            raise self.misfit(value)
-        return str(value)
-
-    def load(self, wire: Any) -> Any:
-        if type(wire) is not str:
-            raise self.misfit_wire(wire)
-        return self.of(wire)
+def _zone_and_fold(moment: Any) -> tuple[Any, int]:
+    return getattr(moment.tzinfo, "key", None), moment.fold

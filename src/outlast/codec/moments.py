@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib.resources
 import os.path
 import re
 import zoneinfo
@@ -90,8 +89,9 @@ class ZoneKind(Kind):
 def _zone_suffix(zone: tzinfo) -> str:
     if type(zone) is ZoneInfo:
         # A zone made from a file has no name, whatever the type hints say.
-        if not zone.key or not _known(zone.key):
-            raise Misfit("a ZoneInfo that has no name of the time zone database")
+        if not zone.key:
+            raise Misfit("a ZoneInfo without a name")
+        _find_zone(zone.key)
         return f"[{zone.key}]"
     if type(zone) is timezone:
         if zone.tzname(None) != str(timezone(zone.utcoffset(None))):
@@ -102,9 +102,10 @@ def _zone_suffix(zone: tzinfo) -> str:
     )
 
 
+@functools.lru_cache(maxsize=1024)
 def _find_zone(name: str) -> ZoneInfo:
-    # ZoneInfo looks an unknown name up by importing a package made from it, so only names that
-    # are there may reach it.
+    # ZoneInfo looks an unknown name up by importing a package made from it, so only names that are
+    # there may reach it. Only those stay in the cache: what a stranger writes can't fill it.
     if not _known(name):
         raise Misfit("no such time zone on this machine")
     try:
@@ -124,6 +125,8 @@ def _known(name: str) -> bool:
 @functools.cache
 def _packaged_zones() -> frozenset[str]:
     """The names in the tzdata package, if it is installed: read when a task is registered."""
+    import importlib.resources  # takes milliseconds, and most programs carry no zones
+
     try:
         listed = importlib.resources.files("tzdata").joinpath("zones").read_text("utf-8")
     except (ModuleNotFoundError, FileNotFoundError):

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import msgspec
+from msgspec import UNSET
 
 from outlast.codec.containers import wire_bytes
-from outlast.codec.kinds import Kind, Misfit, PlainKind, too_deep, type_name
+from outlast.codec.kinds import Kind, Misfit, alike, too_deep, type_name
+from outlast.codec.scalars import PlainKind
 
 __all__ = ["Field", "ObjectKind", "PydanticKind", "TypedDictKind"]
 
@@ -19,6 +20,8 @@ class Field(NamedTuple):
     kind: Kind
     init: str | None
     required: bool
+    may_be_unset: bool
+    """The value may be ``msgspec.UNSET``, which is to have no entry."""
 
 
 class _Fields(Kind):
@@ -77,7 +80,9 @@ class ObjectKind(_Fields):
         name = ""
         try:
             for name, field in self.fields.items():
-                wires[name] = field.kind.dump(getattr(value, name), room - 1)
+                item = getattr(value, name)
+                if item is not UNSET or not field.may_be_unset:
+                    wires[name] = field.kind.dump(item, room - 1)
         except Misfit as misfit:
             misfit.within(f".{name}")
             raise
@@ -144,15 +149,18 @@ class TypedDictKind(_Fields):
 
 
 class PydanticKind(Kind):
-    """A pydantic model, by its own JSON; refused where that loses something."""
+    """A pydantic model, by its own JSON and its fields' names; refused where that loses something.
 
-    __slots__ = ("of",)
-    sure = False
+    Private attributes and which fields were set by hand are not carried.
+    """
+
+    __slots__ = ("of", "root")
     _plain = PlainKind()
 
     def __init__(self, of: Any) -> None:
         super().__init__(type_name(of))
         self.of = of
+        self.root = "root" in of.model_fields
 
     @property
     def accepts(self) -> frozenset[type]:
@@ -160,24 +168,30 @@ class PydanticKind(Kind):
 
     @property
     def shapes(self) -> frozenset[str]:
-        # A root model may be any JSON at all.
-        return self._plain.shapes
+        return frozenset(("object",))
 
     def dump(self, value: Any, room: int) -> Any:
         if type(value) is not self.of:
             raise self.misfit(value)
         try:
-            wire = value.model_dump(mode="json", round_trip=True, warnings="none")
+            wire = value.model_dump(mode="json", by_alias=False, round_trip=True, warnings="none")
         except Exception as error:
-            raise Misfit(f"{self.name} can't be written: {_say(error)}") from error
+            raise Misfit(f"{self.name} can't be written: {_say(error)}") from None
+        if self.root:
+            wire = {"root": wire}
+        if type(wire) is not dict:
+            raise Misfit(f"{self.name} writes itself as something else than its fields")
         self._plain.dump(wire, room)
         if not alike(self.load(wire), value):
             raise Misfit(f"{self.name} would come back changed from its own JSON")
         return wire
 
     def load(self, wire: Any) -> Any:
+        if type(wire) is not dict or (self.root and wire.keys() != {"root"}):
+            raise self.misfit_wire(wire)
+        data = wire_bytes(wire["root"] if self.root else wire)
         try:
-            return self.of.model_validate_json(wire_bytes(wire))
+            return self.of.model_validate_json(data, by_alias=False, by_name=True)
         except Exception as error:
             raise Misfit(f"{self.name} refused its JSON: {_say(error)}") from None
 
@@ -189,33 +203,3 @@ def _say(error: Exception) -> str:
         found = listed(include_url=False, include_context=False, include_input=False)
         return "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in found[:3])
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-
-
-def alike(one: Any, other: Any) -> bool:
-    """Equal, and of the same types all the way down."""
-    if type(one) is not type(other):
-        return False
-    if isinstance(one, dict):
-        return len(one) == len(other) and all(
-            key in other and alike(value, other[key]) for key, value in one.items()
-        )
-    if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(map(alike, one, other))
-    if isinstance(one, set | frozenset):
-        return bool(one == other) and set(map(type, one)) == set(map(type, other))
-    fields = getattr(type(one), "model_fields", None)
-    if fields is not None:
-        return alike(one.__dict__, other.__dict__) and alike(
-            one.__pydantic_private__, other.__pydantic_private__
-        )
-    if hasattr(one, "tzinfo"):
-        return bool(one == other) and _zone(one.tzinfo) == _zone(other.tzinfo)
-    if isinstance(one, msgspec.Struct):
-        return all(
-            alike(getattr(one, name), getattr(other, name)) for name in one.__struct_fields__
-        )
-    return bool(one == other)
-
-
-def _zone(zone: Any) -> Any:
-    return getattr(zone, "key", None)

@@ -7,12 +7,15 @@ import functools
 import inspect
 import types
 import typing
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Unpack
 
 from outlast.codec.annotations import kind_of
 from outlast.codec.containers import DictKind, ListKind
 from outlast.codec.fields import Unfit
-from outlast.codec.kinds import Kind, Misfit, StrKind, type_name
+from outlast.codec.kinds import Kind, Misfit, too_deep, type_name
+from outlast.codec.objects import TypedDictKind
+from outlast.codec.scalars import StrKind
 from outlast.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -25,15 +28,43 @@ KEYWORDS = "**"
 _AWAITABLES = frozenset((collections.abc.Coroutine, collections.abc.Awaitable, types.CoroutineType))
 
 
-class Parameters(NamedTuple):
+@dataclass(slots=True)
+class Parameters:
     """The parameters of one function. Kinds are by payload name, in the order of the function."""
 
-    kinds: dict[str, Kind]
-    shown: dict[str, str]
-    by_position: tuple[str, ...]
-    by_keyword: frozenset[str]
-    required: frozenset[str]
-    result: Any
+    kinds: dict[str, Kind] = field(default_factory=dict)
+    shown: dict[str, str] = field(default_factory=dict)
+    by_position: list[str] = field(default_factory=list)
+    by_keyword: set[str] = field(default_factory=set)
+    required: set[str] = field(default_factory=set)
+    result: Any = Any
+
+    def add(self, parameter: inspect.Parameter, kind: Kind) -> None:
+        """Take one parameter as the function defines it."""
+        name = parameter.name
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            self.kinds[REST] = ListKind(list, kind, f"*{name}")
+            self.shown[REST] = f"*{name}"
+            return
+        if parameter.kind is parameter.VAR_KEYWORD:
+            self.kinds[KEYWORDS] = _KeywordsKind(StrKind(), kind, f"**{name}")
+            self.shown[KEYWORDS] = f"**{name}"
+            return
+        self.kinds[name] = kind
+        if parameter.kind is not parameter.KEYWORD_ONLY:
+            self.by_position.append(name)
+        if parameter.kind is not parameter.POSITIONAL_ONLY:
+            self.by_keyword.add(name)
+        if parameter.default is parameter.empty:
+            self.required.add(name)
+
+    def add_unpacked(self, kind: TypedDictKind) -> None:
+        """Take ``**kwargs: Unpack[SomeTypedDict]``: its keys are parameters like any."""
+        for entry in kind.fields.values():
+            self.kinds[entry.name] = entry.kind
+            self.by_keyword.add(entry.name)
+            if entry.required:
+                self.required.add(entry.name)
 
 
 class _KeywordsKind(DictKind):
@@ -42,6 +73,8 @@ class _KeywordsKind(DictKind):
     __slots__ = ()
 
     def dump(self, value: Any, room: int) -> Any:
+        if room < 1:
+            raise too_deep()
         wires: dict[str, Any] = {}
         name = ""
         try:
@@ -56,32 +89,16 @@ class _KeywordsKind(DictKind):
 def read_parameters(fn: Callable[..., Any], label: str) -> Parameters:
     """The parameters of ``fn``; ``ConfigurationError`` if they can't be read or carried."""
     hints = _hints(fn, label)
-    kinds: dict[str, Kind] = {}
-    shown: dict[str, str] = {}
-    by_position: list[str] = []
-    by_keyword: set[str] = set()
-    required: set[str] = set()
+    found = Parameters(result=_awaited(hints.get("return", Any)))
     for name, parameter in inspect.signature(fn).parameters.items():
-        kind = _kind(label, name, hints.get(name, Any))
-        if parameter.kind is parameter.VAR_POSITIONAL:
-            kinds[REST] = ListKind(list, kind, f"*{name}")
-            shown[REST] = f"*{name}"
-            continue
-        if parameter.kind is parameter.VAR_KEYWORD:
-            kinds[KEYWORDS] = _KeywordsKind(StrKind(), kind, f"**{name}")
-            shown[KEYWORDS] = f"**{name}"
-            continue
-        kinds[name] = kind
-        if parameter.kind is not parameter.KEYWORD_ONLY:
-            by_position.append(name)
-        if parameter.kind is not parameter.POSITIONAL_ONLY:
-            by_keyword.add(name)
-        if parameter.default is parameter.empty:
-            required.add(name)
-    result = _awaited(hints.get("return", Any))
-    return Parameters(
-        kinds, shown, tuple(by_position), frozenset(by_keyword), frozenset(required), result
-    )
+        annotation = hints.get(name, Any)
+        if parameter.kind is parameter.VAR_KEYWORD and typing.get_origin(annotation) is Unpack:
+            kind = _kind(label, name, typing.get_args(annotation)[0])
+            if isinstance(kind, TypedDictKind):
+                found.add_unpacked(kind)
+                continue
+        found.add(parameter, _kind(label, name, annotation))
+    return found
 
 
 def _kind(label: str, name: str, annotation: Any) -> Kind:

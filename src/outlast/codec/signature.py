@@ -9,7 +9,7 @@ import msgspec
 
 from outlast.codec.containers import wire_bytes
 from outlast.codec.kinds import Kind, Misfit
-from outlast.codec.limits import MAX_BYTES, MAX_DEPTH, read
+from outlast.codec.limits import MAX_BYTES, MAX_DEPTH, check_limits, read
 from outlast.codec.parameters import KEYWORDS, REST, read_parameters
 from outlast.codec.values import ItemCodec, check_return, explain, refuse
 from outlast.errors import DecodeError, EncodeError
@@ -56,14 +56,15 @@ class Signature:
         self._label = f"{name or getattr(fn, '__qualname__', repr(fn))}()"
         self._max_bytes = max_bytes
         self._max_depth = max_depth
+        check_limits(max_bytes, max_depth)
         found = read_parameters(fn, self._label)
         kinds = found.kinds
         self._kinds: dict[str, Kind] = kinds
         self._shown = found.shown
         self._exact = {name: kind.exact for name, kind in kinds.items()}
-        self._by_position = found.by_position
-        self._by_keyword = found.by_keyword
-        self._required = found.required
+        self._by_position = tuple(found.by_position)
+        self._by_keyword = frozenset(found.by_keyword)
+        self._required = frozenset(found.required)
         self._unsure = tuple(name for name, kind in kinds.items() if not kind.sure)
         self._loads = tuple(
             (name, kinds[name].wired, kinds[name].load) for name in found.by_position
@@ -102,10 +103,10 @@ class Signature:
                 if type(value) is not exact[name]:
                     tree[name] = self._kinds[name].dump(value, self._max_depth - 1)
             data = wire_bytes(tree)
+        except UnicodeError as error:
+            refuse(self._argument(_unprintable(tree) or name), error, self._max_depth)
         except (Misfit, RecursionError) as error:
             refuse(self._argument(name), error, self._max_depth)
-        except UnicodeError as error:
-            refuse(self._argument(_unprintable(tree)), error, self._max_depth)
         if len(data) > self._max_bytes:
             raise EncodeError(
                 f"{self._label}: the arguments take {len(data)} bytes, more than the limit of "
@@ -132,7 +133,9 @@ class Signature:
                     break
                 value = tree.pop(name)
                 args.append(value if type(value) is wired else load(value))
-        except (Misfit, RecursionError) as error:
+        except MemoryError:
+            raise
+        except Exception as error:
             self._refuse_payload(payload, name, error)
         if tree or len(args) != self._whole:
             return self._decode_rest(payload, args, tree)
@@ -209,16 +212,24 @@ class Signature:
                 else:
                     raise Misfit("positional, but one before it is missing")
             name = ""
-            if rest and len(args) < len(self._by_position):
-                raise Misfit("more positional arguments, but one before them is missing")
-            if not self._by_keyword.isdisjoint(extra):
-                raise Misfit("an argument is there twice")
-            missing = self._required - kwargs.keys() - set(self._by_position[: len(args)])
-            if missing:
-                raise Misfit(f"misses the argument {_listed(sorted(missing))}")
-        except (Misfit, RecursionError) as error:
+            self._check_call(args, rest, kwargs, extra)
+        except MemoryError:
+            raise
+        except Exception as error:
             self._refuse_payload(payload, name, error)
         return (*args, *rest), {**kwargs, **extra}
+
+    def _check_call(
+        self, args: list[Any], rest: list[Any], kwargs: dict[str, Any], extra: dict[str, Any]
+    ) -> None:
+        """Refuse what can't be called with."""
+        if rest and len(args) < len(self._by_position):
+            raise Misfit("more positional arguments, but one before them is missing")
+        if not self._by_keyword.isdisjoint(extra):
+            raise Misfit("an argument is there twice")
+        missing = self._required - kwargs.keys() - set(self._by_position[: len(args)])
+        if missing:
+            raise Misfit(f"misses the argument {_listed(sorted(missing))}")
 
     def _refuse_payload(self, payload: bytes, name: str, error: Exception) -> NoReturn:
         label = self._argument(name) if name else f"{self._label}: the payload"
@@ -239,4 +250,6 @@ def _unprintable(tree: dict[str, Any]) -> str:
             wire_bytes(wire)
         except UnicodeError:
             return name
+        except TypeError:  # not yet a wire form: the one at fault came before
+            break
     return ""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from outlast.codec.kinds import Kind, Misfit, too_deep, type_name
+from outlast.codec.kinds import Kind, Misfit, alike, too_deep, type_name
 
 if TYPE_CHECKING:
     from enum import Enum
@@ -56,12 +56,13 @@ class EnumKind(Kind):
         return wire
 
     def load(self, wire: Any) -> Any:
+        # The enum's own _missing_ may raise anything.
         try:
             if self.by_value and type(wire) in (str, int):
                 return self.of(wire)
             if type(wire) is str:
                 return self.of[wire]
-        except (ValueError, KeyError) as error:
+        except Exception as error:
             raise Misfit(f"no member of {self.name}") from error
         raise self.misfit_wire(wire)
 
@@ -169,14 +170,7 @@ class UnionKind(Kind):
         member = self.by_type.get(type(value))
         if member is not None:
             return self._dump_as(member, value, room)
-        reason: Misfit | None = None
-        for member in self.members:
-            try:
-                return self._dump_as(member, value, room)
-            except Misfit as misfit:
-                if reason is None and type(value) in member.accepts:
-                    reason = misfit
-        raise reason or self.misfit(value)
+        return self._dump_best(value, room)
 
     def load(self, wire: Any) -> Any:
         if self.tags and type(wire) is dict:
@@ -190,6 +184,23 @@ class UnionKind(Kind):
         if member is None:
             raise self.misfit_wire(wire)
         return member.load(wire)
+
+    def _dump_best(self, value: Any, room: int) -> Any:
+        """As the first member that gives it back unchanged, else as the first that takes it."""
+        second: list[Any] = []
+        reason: Misfit | None = None
+        for member in self.members:
+            try:
+                wire = self._dump_as(member, value, room)
+                if alike(self.load(wire), value):
+                    return wire
+                second.append(wire)
+            except Misfit as misfit:
+                if reason is None and type(value) in member.accepts:
+                    reason = misfit
+        if second:
+            return second[0]
+        raise reason or self.misfit(value)
 
     def _dump_as(self, member: Kind, value: Any, room: int) -> Any:
         tag = self.tags.get(member)

@@ -8,7 +8,7 @@ from outlast.codec.annotations import kind_of
 from outlast.codec.containers import wire_bytes
 from outlast.codec.fields import Unfit
 from outlast.codec.kinds import Kind, Misfit
-from outlast.codec.limits import MAX_BYTES, MAX_DEPTH, read
+from outlast.codec.limits import MAX_BYTES, MAX_DEPTH, check_limits, read
 from outlast.errors import ConfigurationError, DecodeError, EncodeError
 
 __all__ = ["ItemCodec", "check_return", "explain", "refuse"]
@@ -38,6 +38,7 @@ class ItemCodec:
         max_depth: int = MAX_DEPTH,
         label: str = "the item",
     ) -> None:
+        check_limits(max_bytes, max_depth)
         try:
             self._kind: Kind = kind_of(type)
         except Unfit as unfit:
@@ -64,7 +65,9 @@ class ItemCodec:
         """The item; ``DecodeError``, which keeps the bytes, if they are not one."""
         try:
             return self._kind.load(read(data, self._max_bytes, self._max_depth))
-        except (Misfit, RecursionError) as error:
+        except MemoryError:
+            raise
+        except Exception as error:
             raise DecodeError(explain(self._label, error, self._max_depth), data) from error
 
 
@@ -88,7 +91,7 @@ def explain(label: str, error: Exception, max_depth: int) -> str:
         return f"{label}: text with a lone surrogate (half of a character), which UTF-8 can't hold"
     if isinstance(error, RecursionError):
         return f"{label}: nests deeper than the interpreter's stack allows"
-    return f"{label}: {error}"
+    return f"{label}: {type(error).__name__}: {error}"
 
 
 def refuse(label: str, error: Exception, max_depth: int) -> NoReturn:
