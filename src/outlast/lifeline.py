@@ -256,7 +256,7 @@ def _death(data: bytes, folder: Path | str) -> Death | None:
     return Death(
         started=started,
         blamed=None if started is None and blamed else blamed,
-        alone=started is not None and list(running.values()) == [_ALONE],
+        alone=started is not None and len(running) == 1,
         signal=header.signal if known and header.signal >= 0 else None,
         exit_code=header.exit_code if known and header.exit_code >= 0 else None,
         message=header.message.decode(errors="replace"),

@@ -1,0 +1,501 @@
+"""Runs one claimed job and says what became of it, as a verdict. Why a job died is decided here.
+
+What ends a run, and the verdict that follows:
+
+    returns                      done; dead if the result can't be stored (the effect has happened)
+    raises Retry, Snooze, Cancel as they say
+    raises anything else         retry while attempts are left and the policy allows, else dead
+    times out                    the same, with kind "timeout"
+    payload doesn't decode       dead, kind "undecodable", the bytes stay in the job
+    cancelled on request         cancelled
+    cancelled by a shutdown      given back, no budget touched
+    its lease was lost           no verdict: the job belongs to somebody else
+    raises CancelledError itself a failure like any other
+
+A thread can't be killed. When a task in one times out, ``current().cancelled`` turns true, a
+warning with the thread's stack is logged, and the job keeps its slot and its lease until the thread
+really ends: only then is it failed or tried again. So a timeout never makes a job run twice at a
+time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import inspect
+import logging
+import math
+import traceback
+from asyncio import CancelledError
+from datetime import timedelta
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from outlast.chance import Chance
+from outlast.clock import Clock
+from outlast.errors import Cancel, DecodeError, Retry, Snooze, TaskError
+from outlast.job import Failure, Progress, cancelled, dead, done, give_back, retry
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from types import FrameType
+
+    from outlast.codec import Signature
+    from outlast.job import Claim, Job, Verdict
+    from outlast.retry import RetryPolicy
+
+__all__ = [
+    "Current",
+    "Marks",
+    "Means",
+    "Processes",
+    "Runnable",
+    "ThreadRun",
+    "Threads",
+    "crashed",
+    "current",
+    "execute",
+    "failed",
+]
+
+log = logging.getLogger(__name__)
+
+MAX_MESSAGE = 4096
+"""A failure's message is cut to this many characters."""
+MAX_TRACEBACK = 16384
+"""Of a longer traceback the end is kept: it says where it happened."""
+
+Why = Literal["cancelled", "lost", "shutdown", "abandoned"]
+"""Why the worker interrupts a run. ``abandoned``: a thread that would not end before the worker."""
+
+
+class Runnable(Protocol):
+    """What execution needs to know of a task."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def fn(self) -> Callable[..., Any]: ...
+    @property
+    def kind(self) -> Literal["async", "thread", "process"]: ...
+    @property
+    def signature(self) -> Signature: ...
+    def policy(self, job: Job) -> RetryPolicy:
+        """The retry policy for a job; ``DecodeError`` if the job's own can't be read."""
+        ...
+
+
+class Marks(Protocol):
+    """Where it is noted that a job's function is about to be entered."""
+
+    def mark_started(self, id: str, alone: bool) -> None: ...
+
+
+class ThreadRun(Protocol):
+    """A call that runs in a thread."""
+
+    ended: asyncio.Future[tuple[Any, BaseException | None]]
+    """What it returned, or what it raised; never fails itself."""
+
+    def stack(self) -> str:
+        """Where the thread stands."""
+        ...
+
+
+class Threads(Protocol):
+    """Where plain functions run."""
+
+    def start(self, call: Callable[[], Any]) -> ThreadRun: ...
+
+
+class Processes(Protocol):
+    """Where tasks with ``processes=True`` run, each job in a process that can be killed."""
+
+    async def run(self, claim: Claim, task: Runnable, run: Current) -> Verdict:
+        """Cancelled, the process is killed."""
+        ...
+
+
+class Means(Struct, frozen=True, kw_only=True):
+    """What a run needs of its surroundings. Without threads or processes, it all runs in place."""
+
+    clock: Clock
+    chance: Chance
+    marks: Marks | None = None
+    threads: Threads | None = None
+    processes: Processes | None = None
+
+
+class Current:
+    """The job that is running here, as :func:`current` shows it to the task.
+
+    ``cancelled`` is true once somebody asked to cancel the job, or its time was up, and
+    ``lease_lost`` once another worker may hold it: functions in threads should look from time to
+    time and end. Coroutines are cancelled anyway.
+    """
+
+    __slots__ = ("_job", "_tell", "begun", "cancelled", "handle", "lease_lost", "why")
+
+    def __init__(self, job: Job, tell: Callable[[Progress], None]) -> None:
+        self._job = job
+        self._tell = tell
+        self.cancelled = False
+        self.lease_lost = False
+        self.begun = False
+        self.why: Why | None = None
+        self.handle: asyncio.Task[None] | None = None
+
+    def __repr__(self) -> str:
+        return f"<Current {self._job.task} {self._job.id} attempt {self._job.attempt}>"
+
+    @property
+    def id(self) -> str:
+        """The job's id."""
+        return self._job.id
+
+    @property
+    def task(self) -> str | None:
+        """The task's name."""
+        return self._job.task
+
+    @property
+    def queue(self) -> str:
+        """The queue it waited in."""
+        return self._job.queue
+
+    @property
+    def attempt(self) -> int:
+        """How often it was started, this time included."""
+        return self._job.attempt
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """What the caller sent along."""
+        return self._job.headers
+
+    @property
+    def timeout(self) -> float | None:
+        """How many seconds this run may take, or None."""
+        return self._job.timeout
+
+    @property
+    def idempotency_key(self) -> str:
+        """The same text at every run of this job: its key, or else its id.
+
+        Give it to services that take such a key, so that a repeated run has no second effect.
+        """
+        return self._job.id if self._job.key is None else self._job.key
+
+    def progress(self, value: float | None = None, text: str = "") -> None:
+        """Say how far the job is: a fraction from 0 to 1, and a short text. From any thread.
+
+        It costs next to nothing and is stored with the next renewal, within about a second.
+        Raises ``ValueError`` for other numbers.
+        """
+        if value is not None and not 0 <= value <= 1:
+            raise ValueError(f"progress {value!r}: use a fraction from 0 to 1, or None")
+        self._tell(Progress(id=self._job.id, value=value, text=_clean(str(text), MAX_MESSAGE)))
+
+    def interrupt(self, why: Why) -> bool:
+        """The worker's part: note why the run is to end. From any thread; whether that is news.
+
+        The first reason stays, unless the job is not ours any more. The caller then cancels the
+        asyncio task, if ``begun`` says that it has reached ``execute``.
+        """
+        if why == "lost":
+            self.lease_lost = True
+        self.cancelled = True
+        news = self.why is None or (why in ("lost", "abandoned") and self.why != why)
+        if news:
+            self.why = why
+        return news
+
+
+_current: contextvars.ContextVar[Current] = contextvars.ContextVar("outlast.current")
+
+
+def current() -> Current:
+    """The job that is running here: in a task, what it calls, and the threads it runs in.
+
+    Raises ``TaskError`` outside of a job.
+
+    >>> current().progress(0.4, "parsing")
+    """
+    try:
+        return _current.get()
+    except LookupError:
+        raise TaskError("current() is there only while a worker runs a task") from None
+
+
+async def execute(
+    claim: Claim, task: Runnable, run: Current, means: Means, alone: bool = False
+) -> Verdict | None:
+    """Run a claimed job's function and say what became of it; None if it is not ours to say.
+
+    Call it in an asyncio task of its own: it sets a context variable. It raises nothing, whatever
+    the task does; to interrupt it, call ``run.interrupt(why)`` first and cancel it then.
+    """
+    run.begun = True
+    if run.why is not None:
+        return _unstarted(claim, run.why)
+    job = claim.job
+    if task.kind == "process" and means.processes is not None:
+        return await _in_process(claim, task, run, means, means.processes, alone)
+    try:
+        args, kwargs = task.signature.decode(job.payload)
+    except DecodeError as error:
+        return dead(claim, _undecodable(error), started=False)
+    if means.marks is not None:
+        means.marks.mark_started(job.id, alone)
+    _current.set(run)
+    began = means.clock.monotonic()
+    try:
+        if task.kind == "async" and job.timeout is None:
+            value = await task.fn(*args, **kwargs)
+        else:
+            value = await _call(partial(task.fn, *args, **kwargs), job, task, run, means)
+    except BaseException as error:
+        return _verdict(claim, task, run, error, means, began)
+    if run.lease_lost and _is_lost(run):
+        return None
+    try:
+        return done(claim, task.signature.encode_result(value))
+    except Exception as error:
+        # Its effect has happened, and would happen again.
+        text = f"the task returned, but its result can't be stored: {_text(error)}"
+        return dead(claim, describe(error, message=text))
+
+
+async def _call(
+    call: Callable[[], Any], job: Job, task: Runnable, run: Current, means: Means
+) -> Any:
+    """Everything but the plain case: with a timeout, in a thread, or a plain function in place."""
+    if task.kind == "async":
+        limit = asyncio.timeout(job.timeout)
+        try:
+            async with limit:
+                return await call()
+        except BaseException as error:
+            if limit.expired() and run.why is None:
+                raise _TimedOut(job.timeout, error) from None
+            raise
+    if task.kind == "thread" and means.threads is not None:
+        return await _in_thread(call, job, run, means.threads)
+    return call()
+
+
+async def _in_process(
+    claim: Claim, task: Runnable, run: Current, means: Means, processes: Processes, alone: bool
+) -> Verdict | None:
+    if means.marks is not None:
+        means.marks.mark_started(claim.job.id, alone)
+    began = means.clock.monotonic()
+    try:
+        return await processes.run(claim, task, run)
+    except BaseException as error:
+        return _verdict(claim, task, run, error, means, began)
+
+
+class _TimedOut(Exception):
+    """Carries the fact that a run's time was up, and what it raised when it was told so."""
+
+    def __init__(self, timeout: float | None, cause: BaseException | None = None) -> None:
+        super().__init__(f"still running after its timeout of {timeout:g} s")
+        self.cause = cause
+
+
+async def _in_thread(call: Callable[[], Any], job: Job, run: Current, threads: Threads) -> Any:
+    thread = threads.start(partial(contextvars.copy_context().run, call))
+    # Waiting in this way leaves the future alone when we are cancelled.
+    finished, _ = await asyncio.wait((thread.ended,), timeout=job.timeout)
+    if not finished:
+        run.cancelled = True
+        log.warning(
+            "job %s of task %s is over its timeout of %g s, in a thread that can't be killed; "
+            "its slot and lease are kept until it ends. It stands at:\n%s",
+            job.id, job.task, job.timeout, thread.stack(), extra=_extra(job),
+        )  # fmt: skip
+        await asyncio.wait((thread.ended,))
+    value, error = thread.ended.result()
+    if not finished and run.why is None:
+        raise _TimedOut(job.timeout, error)
+    if error is not None:
+        raise error
+    # A plain function may well hand back a coroutine; that one belongs in the loop.
+    return await value if inspect.isawaitable(value) else value
+
+
+def _is_lost(run: Current) -> bool:
+    # ``lease_lost`` alone may pass again: the store was away for longer than the lease.
+    return run.why == "lost"
+
+
+def _unstarted(claim: Claim, why: Why) -> Verdict | None:
+    if why == "cancelled":
+        failure = Failure(kind="cancelled", message="cancelled before it started")
+        return cancelled(claim, failure, started=False)
+    return give_back(claim, started=False) if why == "shutdown" else None
+
+
+def _verdict(
+    claim: Claim, task: Runnable, run: Current, error: BaseException, means: Means, began: float
+) -> Verdict | None:
+    """The verdict on a run that raised."""
+    why = run.why
+    if why in ("lost", "abandoned"):
+        return None
+    if why != "cancelled" and isinstance(error, Snooze | Cancel | Retry):
+        return _steered(claim, task, error, means, began)
+    if why == "cancelled":
+        return cancelled(claim, Failure(kind="cancelled", message="cancelled on request"))
+    if why == "shutdown":
+        return give_back(claim)
+    return failed(claim, task, describe(error), error, means, began)
+
+
+def _steered(
+    claim: Claim, task: Runnable, error: Snooze | Cancel | Retry, means: Means, began: float
+) -> Verdict:
+    if isinstance(error, Cancel):
+        return cancelled(
+            claim, Failure(kind="cancelled", message=_clean(error.reason, MAX_MESSAGE))
+        )
+    try:
+        delay = None if error.delay is None else _seconds(error.delay)
+    except ValueError as wrong:
+        return failed(claim, task, describe(wrong), wrong, means, began)
+    if isinstance(error, Snooze):
+        return give_back(claim, delay or 0.0)
+    return failed(claim, task, describe(error), error, means, began, delay)
+
+
+def failed(
+    claim: Claim,
+    task: Runnable,
+    failure: Failure,
+    error: BaseException,
+    means: Means,
+    began: float,
+    delay: float | None = None,
+) -> Verdict:
+    """Retry or dead, for a run that failed: the policy of the job decides.
+
+    With ``Retry``, ``error`` asks for it, and ``delay`` may overrule the policy's.
+    """
+    job = claim.job
+    if job.failures + 1 >= job.max_attempts:
+        return dead(claim, failure)
+    try:
+        policy = task.policy(job)
+    except DecodeError as wrong:
+        return dead(claim, _undecodable(wrong))
+    if not isinstance(error, Retry) and not policy.retries(_cause(error)):
+        return dead(claim, failure)
+    if policy.total is not None:
+        first = _first_start(job)
+        ran = means.clock.monotonic() - began
+        if policy.out_of_time(ran if first is None else (job.started_at or first) - first + ran):
+            return dead(claim, failure)
+        failure = replace(failure, since=first)
+    if delay is None:
+        delay = policy.next_delay(job.failures + 1, means.chance)
+    return retry(claim, delay, failure)
+
+
+def crashed(claim: Claim, failure: Failure) -> Verdict:
+    """Retry or dead, for a run that killed the process of its own it ran in."""
+    job = claim.job
+    if job.max_crashes is not None and job.crashes + 1 >= job.max_crashes:
+        return dead(claim, failure)
+    return retry(claim, 0.0, failure)
+
+
+def _cause(error: BaseException) -> BaseException:
+    """What the policy is asked about: a timeout is a TimeoutError, a stray cancel an Exception."""
+    if isinstance(error, _TimedOut):
+        return TimeoutError(str(error))
+    if isinstance(error, CancelledError):
+        return RuntimeError("cancelled itself")
+    return error
+
+
+def _first_start(job: Job) -> float | None:
+    """When the first of this job's failed runs was started, this one included; store's clock."""
+    if job.failure is not None and job.failure.since is not None:
+        return job.failure.since
+    return job.started_at
+
+
+def describe(error: BaseException, *, message: str | None = None) -> Failure:
+    """A failure as text, whatever the exception does when it is asked for its own."""
+    kind = "timeout" if isinstance(error, _TimedOut) else "error"
+    shown = error.cause if isinstance(error, _TimedOut) and error.cause else error
+    if message is None:
+        message = "the task asked to be tried again" if isinstance(error, Retry) else ""
+        if isinstance(error, CancelledError):
+            message = "the task raised CancelledError, though nobody had asked to cancel it"
+        message = _text(error) or message
+    cls = TimeoutError if kind == "timeout" else type(error)
+    name = cls.__qualname__
+    if cls.__module__ not in ("builtins", "__main__"):
+        name = f"{cls.__module__}.{name}"
+    return Failure(
+        kind=kind,
+        message=_clean(message, MAX_MESSAGE),
+        type=_clean(name, MAX_MESSAGE),
+        traceback=_traceback(shown),
+    )
+
+
+def _undecodable(error: DecodeError) -> Failure:
+    return Failure(
+        kind="undecodable", message=_clean(_text(error), MAX_MESSAGE), type="DecodeError"
+    )
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except BaseException as wrong:
+        return f"(its text can't be shown: __str__ raised {type(wrong).__name__})"
+
+
+def _traceback(error: BaseException) -> str:
+    trace = error.__traceback__
+    # Our own frames come first and tell nobody anything.
+    while trace is not None and trace.tb_next is not None and _is_ours(trace.tb_frame):
+        trace = trace.tb_next
+    try:
+        shown = traceback.TracebackException(type(error), error, trace, compact=True)
+        text = "".join(shown.format())
+    except BaseException as wrong:
+        return f"(the traceback can't be shown: {type(wrong).__name__})"
+    return _clean(text[-MAX_TRACEBACK:], MAX_TRACEBACK)
+
+
+def _is_ours(frame: FrameType) -> bool:
+    name = str(frame.f_globals.get("__name__", ""))
+    return name == __name__ or name.startswith("outlast.worker.")
+
+
+def _clean(text: str, longest: int) -> str:
+    """Text that every store can hold: cut, without NUL and half characters."""
+    if len(text) > longest:
+        text = text[: longest - 1] + "…"
+    if not text.isascii():
+        text = text.encode("utf-8", "replace").decode()
+    return text.replace("\0", "\\0")
+
+
+def _seconds(delay: float | timedelta) -> float:
+    seconds = delay.total_seconds() if isinstance(delay, timedelta) else float(delay)
+    if not math.isfinite(seconds) or seconds < 0:
+        raise ValueError(f"delay {delay!r}: use a number of seconds from 0 up")
+    return seconds
+
+
+def _extra(job: Job) -> dict[str, Any]:
+    return {"job": job.id, "queue": job.queue, "task": job.task, "attempt": job.attempt}

@@ -1,0 +1,160 @@
+"""The second event loop of a worker, in a thread with a store of its own.
+
+It goes on when the first one is blocked by a task.
+
+Renewal, recovery and the rest live here as plain loops. In a simulation, where there are no
+threads, the same loops run in the worker's own event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from typing import TYPE_CHECKING, Any
+
+from outlast.errors import StoreUnavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from outlast.clock import Clock
+    from outlast.store import Store
+
+__all__ = ["Outage", "Side"]
+
+log = logging.getLogger(__name__)
+
+
+class Outage:
+    """Knows since when the store can be relied on again.
+
+    Leases that ran out while the store was away, or while this process stood still, or because the
+    wall clock jumped, say nothing about their workers: everybody gets one full lease to renew.
+    """
+
+    def __init__(self, clock: Clock, lease: float) -> None:
+        self._clock = clock
+        self._lease = lease
+        self._quiet_until = clock.monotonic() + lease
+        self._seen = clock.monotonic()
+        self._offset = clock.now() - clock.monotonic()
+
+    def strike(self) -> None:
+        """The store could not be reached just now."""
+        self._quiet_until = self._clock.monotonic() + self._lease
+
+    def over(self, expected: float) -> bool:
+        """Whether leases may be judged. To be asked about every ``expected`` seconds."""
+        now = self._clock.monotonic()
+        late = now - self._seen > expected + self._lease / 2
+        offset = self._clock.now() - now
+        jumped = abs(offset - self._offset) > self._lease / 2
+        self._seen, self._offset = now, offset
+        if late or jumped:
+            self.strike()
+        return now >= self._quiet_until
+
+
+class Side:
+    """Runs loops beside the worker's event loop.
+
+    Each is a function that does one round and says how many seconds to wait until the next.
+    """
+
+    def __init__(
+        self,
+        open_store: Callable[[], Store],
+        rounds: Sequence[Callable[[Store], Awaitable[float]]],
+        last: Callable[[Store], Awaitable[None]],
+        clock: Clock,
+        outage: Outage,
+        fail: Callable[[BaseException], Any],
+    ) -> None:
+        self._open_store = open_store
+        self._rounds = rounds
+        self._last = last
+        self._clock = clock
+        self._outage = outage
+        self._fail = fail
+        self._home = asyncio.get_running_loop()
+        self._loop = self._home
+        self._main: asyncio.Task[None] | None = None
+        self._ended: asyncio.Future[None] = self._home.create_future()
+        self._stopped = False
+
+    def start(self, *, thread: bool) -> None:
+        """Begin, in a thread or in the running loop."""
+        if thread:
+            self._loop = asyncio.new_event_loop()
+            threading.Thread(target=self._in_thread, name="outlast-side", daemon=True).start()
+        else:
+            self._main = self._home.create_task(self._run())
+
+    async def stop(self) -> None:
+        """End the loops, say good-bye to the store and close it."""
+        self._stopped = True
+        if self._loop is self._home:
+            self._cancel()
+        elif not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._cancel)
+        await self._ended
+
+    def _cancel(self) -> None:
+        if self._main is not None:
+            self._main.cancel()
+
+    def _in_thread(self) -> None:
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.run(self._run())
+
+    async def _run(self) -> None:
+        self._main = asyncio.current_task()
+        try:
+            if not self._stopped:
+                await self._serve()
+        except asyncio.CancelledError:
+            pass  # that is how it is stopped
+        except BaseException as error:
+            failure = error.exceptions[0] if isinstance(error, BaseExceptionGroup) else error
+            self._tell_home(self._fail, failure)
+        finally:
+            self._tell_home(self._end)
+
+    def _tell_home(self, call: Callable[..., object], *args: Any) -> None:
+        if self._loop is self._home:
+            call(*args)
+        elif not self._home.is_closed():
+            self._home.call_soon_threadsafe(call, *args)
+
+    def _end(self) -> None:
+        if not self._ended.done():
+            self._ended.set_result(None)
+
+    async def _serve(self) -> None:
+        store = self._open_store()
+        await store.open()
+        try:
+            async with asyncio.TaskGroup() as group:
+                for turn in self._rounds:
+                    group.create_task(self._repeat(turn, store))
+        finally:
+            try:
+                await self._last(store)
+            except StoreUnavailable as error:
+                log.warning("could not say good-bye to the store: %s", error)
+            await store.close()
+
+    async def _repeat(self, turn: Callable[[Store], Awaitable[float]], store: Store) -> None:
+        failing = False
+        while True:
+            try:
+                pause = await turn(store)
+                failing = False
+            except StoreUnavailable as error:
+                self._outage.strike()
+                if not failing:
+                    log.warning("the store can't be reached: %s", error)
+                failing = True
+                pause = 0.5
+            await self._clock.sleep(pause)

@@ -1,0 +1,119 @@
+"""The upkeep every worker does for all: recovers, prunes, counts what nobody can run, signs in."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from typing import TYPE_CHECKING, cast
+
+from outlast.lifeline import dead, forget
+from outlast.store import Feature, Ledger, WorkerInfo
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from outlast.clock import Clock
+    from outlast.store import Store
+    from outlast.worker.crew import Crew
+    from outlast.worker.side import Outage
+
+__all__ = ["Upkeep"]
+
+log = logging.getLogger(__name__)
+
+SCAN = 0.25
+"""Seconds between two looks for dead workers on this host."""
+PRUNE, PRUNE_MORE, BITE = 5.0, 0.05, 200
+CENSUS = 60.0
+SIGN_IN = 10.0
+RECOVER = 200
+"""At most so many expired leases in one go."""
+
+
+class Upkeep:
+    """Rounds for the side loop. All of them may be done by many workers at once."""
+
+    def __init__(
+        self,
+        crew: Crew,
+        clock: Clock,
+        outage: Outage,
+        *,
+        worker: str,
+        queues: Sequence[str],
+        tasks: Sequence[str],
+        lease: float,
+    ) -> None:
+        self._crew = crew
+        self._clock = clock
+        self._outage = outage
+        self._worker = worker
+        self._queues = queues
+        self._tasks = tasks
+        self._recover_every = max(0.05, min(1.0, lease / 15))
+        self._started_at = clock.now()
+
+    async def bury(self, store: Store) -> float:
+        """Take over at once what dead workers of this host held."""
+        if store.lifelines is not None:
+            for worker, death in dead(store.lifelines):
+                count = await store.recover_worker(worker, death)
+                forget(store.lifelines, worker)
+                log.warning(
+                    "worker %s died (signal %s, exit code %s%s): %d of its jobs are taken over",
+                    worker, death.signal, death.exit_code,
+                    f", {death.message}" if death.message else "", count,
+                )  # fmt: skip
+        return SCAN
+
+    async def recover(self, store: Store) -> float:
+        """Put back claims whose lease ran out, unless the store itself was away."""
+        if self._outage.over(self._recover_every):
+            count = await store.recover(RECOVER)
+            if count:
+                log.warning("%d leases ran out: their jobs are queued again, or buried", count)
+        return self._recover_every
+
+    async def prune(self, store: Store) -> float:
+        """Delete what is past its time, in small bites."""
+        count = await store.prune(BITE)
+        return PRUNE_MORE if count >= BITE else PRUNE
+
+    async def census(self, store: Store) -> float:
+        """Tell once a minute which jobs wait for code that this worker doesn't have."""
+        if store.features & Feature.INSPECT:
+            for line in await cast("Ledger", store).lines():
+                if line.queue in self._queues and line.task not in self._tasks:
+                    self._tell(line.queue, line.task, line.depth.queued)
+        return CENSUS
+
+    async def sign_in(self, store: Store) -> float:
+        """Say that this worker is here and what it does."""
+        if store.features & Feature.INSPECT:
+            await cast("Ledger", store).beat(
+                WorkerInfo(
+                    id=self._worker,
+                    host=socket.gethostname(),
+                    pid=os.getpid(),
+                    queues=tuple(self._queues),
+                    tasks=tuple(self._tasks),
+                    concurrency=self._crew.slots,
+                    running=len(self._crew.runs),
+                    started_at=self._started_at,
+                    seen_at=self._clock.now(),
+                )
+            )
+        return SIGN_IN
+
+    async def leave(self, store: Store) -> None:
+        """Say that this worker is gone, in order."""
+        if store.features & Feature.INSPECT:
+            await cast("Ledger", store).leave(self._worker)
+
+    def _tell(self, queue: str, task: str | None, count: int) -> None:
+        if task is not None and count:
+            log.warning(
+                "%d jobs of task %s wait in queue %s: this worker doesn't have that task, and "
+                "leaves them to one that does", count, task, queue,
+            )  # fmt: skip

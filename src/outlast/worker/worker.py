@@ -1,0 +1,303 @@
+"""The worker of one process: puts the loops together, and takes them apart in order."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from typing import TYPE_CHECKING, Literal
+
+from outlast.chance import SystemChance
+from outlast.clock import SystemClock
+from outlast.errors import ConfigurationError
+from outlast.execution import Means
+from outlast.hooks import tell
+from outlast.lifeline import Lifeline
+from outlast.limits import check_name
+from outlast.worker.claims import MAX_AHEAD, MAX_UNSETTLED, Claims
+from outlast.worker.crew import Crew
+from outlast.worker.renew import Renewal
+from outlast.worker.settle import Settling
+from outlast.worker.side import Outage, Side
+from outlast.worker.tend import Upkeep
+from outlast.worker.threads import WorkerThreads
+from outlast.worker.watch import Watch
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+    from outlast.chance import Chance
+    from outlast.clock import Clock
+    from outlast.execution import Runnable
+    from outlast.hooks import Hooks
+    from outlast.store import Store
+
+__all__ = ["Worker"]
+
+log = logging.getLogger(__name__)
+
+BEAT = 0.25
+EXTRA = 2.0
+"""Seconds that a run has to clean up after it was cancelled at the end of the grace time."""
+FLUSH = 5.0
+"""Seconds to wait for a store that can't be reached before the worker ends without it."""
+
+
+class Worker:
+    """Claims jobs of some queues, runs those whose tasks it has, and settles them.
+
+    ``open_store`` gives a store that is not open yet; it is called twice. ``lease`` is how many
+    seconds a job stays ours without a sign of life, ``grace`` how many a running job has to end
+    after ``stop``. ``id`` must never be used twice; without it one is made. ``renew_on="loop"``
+    does without any thread of our own, for simulations; then a task that blocks the event loop
+    can lose its lease. ``kill`` ends this process when a task blocks the loop for too long.
+
+    Raises ``ConfigurationError`` if an option is wrong.
+    """
+
+    def __init__(
+        self,
+        open_store: Callable[[], Store],
+        tasks: Mapping[str, Runnable],
+        *,
+        queues: Sequence[str] = ("default",),
+        concurrency: int = 10,
+        lease: float = 15.0,
+        grace: float = 30.0,
+        hooks: Sequence[Hooks] = (),
+        clock: Clock | None = None,
+        chance: Chance | None = None,
+        id: str | None = None,
+        renew_on: Literal["thread", "loop"] = "thread",
+        kill: Callable[[], None] | None = None,
+        before_claims: Callable[[Worker], Awaitable[None]] | None = None,
+    ) -> None:
+        _check(queues, concurrency, lease, grace)
+        self.queues = tuple(dict.fromkeys(queues))
+        self.concurrency = concurrency
+        self.clock = clock or SystemClock()
+        self.chance = chance or SystemChance()
+        self.id = id or self.chance.uuid7()
+        self.store: Store | None = None
+        """Open while the worker runs."""
+        self.marks: Lifeline | None = None
+        """This worker's lifeline, where the store has a place for it."""
+        self.stuck: list[str] = []
+        """Jobs that would not end: their threads still run after the worker has ended."""
+        self._open_store = open_store
+        self._tasks = tasks
+        self._lease = lease
+        self._grace = grace
+        self._hooks = tuple(hooks)
+        self._on_thread = renew_on == "thread"
+        self._kill = kill
+        self._before_claims = before_claims
+        self._stopping = False
+        self._hurrying = False
+        self._stop: asyncio.Future[None] | None = None
+        self._hurry: asyncio.Future[None] | None = None
+
+    def __repr__(self) -> str:
+        return f"<Worker {self.id} queues={list(self.queues)} concurrency={self.concurrency}>"
+
+    @property
+    def tasks(self) -> Sequence[str]:
+        """The names of the tasks it can run, sorted."""
+        return sorted(self._tasks)
+
+    def stop(self) -> None:
+        """Claim nothing more, let what runs end within the grace time, give the rest back.
+
+        A second call ends the grace time. Call it in the worker's event loop; from elsewhere, by
+        ``loop.call_soon_threadsafe``. Before ``run`` it makes ``run`` return at once.
+        """
+        if self._stopping:
+            self._hurrying = True
+            _resolve(self._hurry)
+        self._stopping = True
+        _resolve(self._stop)
+
+    async def run(self) -> None:
+        """Work until ``stop``. Everything that is done by then is settled when this returns.
+
+        Raises ``StoreError`` if the store can't be opened or fails for good; what was running
+        then goes to other workers, blamed on nobody. Cancelling is like ``stop`` without grace.
+        """
+        loop = asyncio.get_running_loop()
+        self._stop, self._hurry = loop.create_future(), loop.create_future()
+        if self._stopping:
+            return
+        self.store = store = self._open_store()
+        await store.open()
+        try:
+            if store.lifelines is not None:
+                slots = 2 * self.concurrency + 2 * MAX_AHEAD + MAX_UNSETTLED
+                self.marks = Lifeline(store.lifelines, self.id, slots)
+                self.marks.hold()
+            await self._work(store)
+        finally:
+            await store.close()
+
+    async def _work(self, store: Store) -> None:
+        threads = WorkerThreads(self.concurrency)
+        settling = Settling(store, self.clock, self._hooks)
+        means = Means(clock=self.clock, chance=self.chance, marks=self.marks, threads=threads)
+        crew = Crew(self._tasks, means, self.marks, settling.put, self._hooks, self.concurrency)
+        settling.settled, crew.fail = crew.settled, self._fail
+        claims = Claims(
+            store, crew, settling, self.clock,
+            queues=self.queues, tasks=self.tasks, lease=self._lease, worker=self.id,
+        )  # fmt: skip
+        watch = Watch(
+            crew, self.clock, self.marks, self._hooks,
+            worker=self.id, grace=self._grace, kill=self._kill,
+        )  # fmt: skip
+        side = self._make_side(crew, settling, claims, watch)
+        side.start(thread=self._on_thread)
+        try:
+            if self._before_claims is not None:
+                await self._before_claims(self)
+            tell(self._hooks, "worker_started", self.id, self.queues, self.tasks)
+            await self._loops(crew, settling, claims, watch)
+        except BaseException as error:
+            await self._give_up(crew, error)
+            raise
+        finally:
+            await side.stop()
+            threads.close()
+            self._let_go(crew)
+        tell(self._hooks, "worker_stopped", self.id)
+
+    def _make_side(self, crew: Crew, settling: Settling, claims: Claims, watch: Watch) -> Side:
+        loop = asyncio.get_running_loop()
+        outage = Outage(self.clock, self._lease)
+        settling.struck = claims.struck = outage.strike
+        upkeep = Upkeep(
+            crew, self.clock, outage,
+            worker=self.id, queues=self.queues, tasks=self.tasks, lease=self._lease,
+        )  # fmt: skip
+        renewal = Renewal(
+            crew, self._lease, self.clock, lambda lost: loop.call_soon_threadsafe(crew.refuse, lost)
+        )
+        rounds = [
+            upkeep.bury, renewal.turn, upkeep.recover, upkeep.prune, upkeep.census, upkeep.sign_in
+        ]  # fmt: skip
+        if self._on_thread:
+            rounds.append(watch.turn)
+        return Side(self._open_store, rounds, upkeep.leave, self.clock, outage, self._fail)
+
+    async def _loops(self, crew: Crew, settling: Settling, claims: Claims, watch: Watch) -> None:
+        """Run the loops of the worker's own event loop until it is stopped and drained."""
+        assert self._stop is not None
+        try:
+            async with asyncio.TaskGroup() as group:
+                settled = group.create_task(settling.loop())
+                claimed = group.create_task(claims.loop())
+                beating = group.create_task(self._beat(crew, claims, watch))
+                cut_short = None
+                try:
+                    await self._stop
+                except asyncio.CancelledError as error:
+                    if settled.done() or claimed.done() or beating.done():
+                        raise  # a loop has failed; there is nothing to drain into
+                    cut_short = error
+                    self._hurrying = True
+                    _resolve(self._hurry)
+                tell(self._hooks, "worker_stopping", self.id)
+                claims.stop()
+                await claimed
+                crew.close()
+                await self._drain(crew)
+                settling.close()
+                await asyncio.wait((settled,), timeout=FLUSH)
+                settled.cancel()
+                beating.cancel()
+                if cut_short is not None:
+                    raise cut_short
+        except BaseExceptionGroup as group_of_errors:
+            raise group_of_errors.exceptions[0] from None
+
+    async def _beat(self, crew: Crew, claims: Claims, watch: Watch) -> None:
+        while True:
+            now = self.clock.monotonic()
+            watch.beat(now)
+            claims.pace.measure(now, crew.ended)
+            crew.tick(now)
+            await self.clock.sleep(BEAT)
+
+    async def _drain(self, crew: Crew) -> None:
+        """Let what runs end, then make it end, then leave it."""
+        if not crew.runs:
+            return
+        if not self._hurrying:
+            await self._until_empty(crew, self._grace, self._hurry)
+        crew.interrupt("shutdown")
+        if await self._until_empty(crew, EXTRA, None):
+            return
+        self.stuck = sorted(crew.runs)
+        log.error("these jobs would not end and are left to run out: %s", ", ".join(self.stuck))
+        crew.interrupt("abandoned")
+        await self._until_empty(crew, EXTRA, None)
+
+    async def _until_empty(
+        self, crew: Crew, seconds: float, sooner: asyncio.Future[None] | None
+    ) -> bool:
+        """Whether nothing runs any more, after at most so long."""
+        empty = asyncio.ensure_future(crew.emptied())
+        timer = asyncio.ensure_future(self.clock.sleep(seconds))
+        waits: set[asyncio.Future[None]] = {empty, timer}
+        if sooner is not None:
+            waits.add(sooner)
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            empty.cancel()
+            timer.cancel()
+        return not crew.runs
+
+    async def _give_up(self, crew: Crew, error: BaseException) -> None:
+        """After a failure: end what runs, without a word to the store."""
+        if not isinstance(error, asyncio.CancelledError):
+            log.error("the worker ends: %s: %s", type(error).__name__, error)
+        crew.closed = True
+        crew.interrupt("abandoned")
+        await self._until_empty(crew, EXTRA, None)
+
+    def _let_go(self, crew: Crew) -> None:
+        """End the lifeline: in order if nothing is held, else so that nobody is blamed."""
+        if self.marks is None:
+            return
+        if not crew.held:
+            self.marks.release()
+            return
+        self.marks.blame(frozenset(), "the worker ended")
+        if not self.stuck:
+            self.marks.abandon()
+        # Else the lock goes with the process: until then the job's thread still runs here.
+
+    def _fail(self, error: BaseException) -> None:
+        if self._stop is not None and not self._stop.done():
+            self._stop.set_exception(error)
+        else:
+            log.error("while stopping: %s: %s", type(error).__name__, error, exc_info=error)
+
+
+def _resolve(future: asyncio.Future[None] | None) -> None:
+    if future is not None and not future.done():
+        future.set_result(None)
+
+
+def _check(queues: Sequence[str], concurrency: int, lease: float, grace: float) -> None:
+    if isinstance(queues, str) or not queues:
+        raise ConfigurationError(f"queues={queues!r}: give a list of queue names, at least one")
+    for queue in queues:
+        check_name(queue, "queue")
+    if type(concurrency) is not int or not 1 <= concurrency <= 10_000:
+        raise ConfigurationError(f"concurrency={concurrency!r}: use a whole number from 1 to 10000")
+    limits: tuple[tuple[str, object, float], ...] = (
+        ("lease", lease, 0.1),
+        ("grace", grace, 0.0),
+    )
+    for name, value, least in limits:
+        if not isinstance(value, int | float) or not math.isfinite(value) or value < least:
+            raise ConfigurationError(f"{name}={value!r}: use seconds, at least {least:g}")
