@@ -102,7 +102,7 @@ class Outlast:
         self._url = self._locate()
 
     def __repr__(self) -> str:
-        return f"<Outlast {self.url or 'without a URL'} namespace={self.namespace!r}>"
+        return f"<Outlast {self.url or 'without a URL'}, namespace {self.namespace!r}>"
 
     @property
     def url(self) -> str | None:

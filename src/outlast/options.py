@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -73,6 +74,7 @@ def task_options(
     processes: bool,
 ) -> TaskOptions:
     """Check what ``@app.task`` was told. Raises ``ConfigurationError`` naming the option."""
+    check_name(queue, "queue")
     if max_crashes is not None and type(max_crashes) is not int:
         raise ConfigurationError(f"max_crashes={max_crashes!r}: use a whole number, or None")
     return TaskOptions(
@@ -225,6 +227,18 @@ def _read_expires(value: float | timedelta | datetime | None) -> dict[str, Any]:
     return {"ttl": ttl, "expires_at": None}
 
 
+def _read_queue(value: str) -> dict[str, Any]:
+    check_name(value, "queue")
+    return {"queue": value}
+
+
+def _read_key(value: str | None) -> dict[str, Any]:
+    # What the text may be is for check_job to say, for every store alike.
+    if value is not None and not isinstance(value, str):
+        raise ConfigurationError(f"key {value!r}: use a text")
+    return {"key": value}
+
+
 def _read_lane(value: Lane) -> dict[str, Any]:
     lane = _lane(value)
     return {"lane": lane if isinstance(lane, str) else None}
@@ -281,16 +295,7 @@ def _pack(policy: RetryPolicy) -> str:
 def _unpack(text: str, own: RetryPolicy) -> RetryPolicy:
     try:
         packed = msgspec.json.decode(text, type=_Packed)
-        return RetryPolicy(
-            attempts=own.attempts,
-            delay=packed.delay,
-            factor=packed.factor,
-            cap=packed.cap,
-            jitter=packed.jitter,
-            total=packed.total,
-            on=own.on,
-            never=own.never,
-        )
+        return replace(own, **msgspec.structs.asdict(packed))
     except (msgspec.MsgspecError, ConfigurationError, ValueError) as error:
         raise DecodeError(f"header {POLICY}: {error}", text.encode()) from error
 
@@ -300,8 +305,8 @@ _READERS: Mapping[str, Callable[[Any], dict[str, Any]]] = {
     "at": _read_at,
     "expires": _read_expires,
     "priority": lambda value: {"priority": value},
-    "queue": lambda value: {"queue": value},
-    "key": lambda value: {"key": value},
+    "queue": _read_queue,
+    "key": _read_key,
     "lane": _read_lane,
     "timeout": lambda value: {"timeout": _timeout(value)},
     "keep": lambda value: {"keep": _keep(value)},

@@ -80,6 +80,8 @@ class Task(Generic[P, R_co]):
     """
 
     __module__ = "outlast"
+    __name__: str
+    __qualname__: str
 
     def __init__(
         self,
@@ -106,7 +108,7 @@ class Task(Generic[P, R_co]):
         return self.fn(*args, **kwargs)
 
     def __repr__(self) -> str:
-        return f"<Task {self.name}{inspect.signature(self.fn)}>"
+        return f"<Task {self.name}({', '.join(inspect.signature(self.fn).parameters)})>"
 
     def __reduce__(self) -> str:
         # By name, like the function it stands for: so a process pool can be handed a task.
@@ -150,7 +152,7 @@ class Task(Generic[P, R_co]):
                 id=self.outlet.new_id(),
                 payload=payload,
                 digest=b"" if template.key is None else self.signature.digest(payload),
-                lane=template.lane if self._lane is None else self._lane(*args, **kwargs),
+                lane=template.lane if self._lane is None else self._lane_of(args, kwargs),
             )
         return Call(job, self)
 
@@ -205,6 +207,15 @@ class Task(Generic[P, R_co]):
         Raises ``DecodeError`` if what the job carries can't be read.
         """
         return policy_of(job, self.options.retry)
+
+    def _lane_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | None:
+        assert self._lane is not None
+        lane: object = self._lane(*args, **kwargs)
+        if lane is None or isinstance(lane, str):
+            return lane
+        raise ConfigurationError(
+            f"task {self.name!r}: its lane= function gave {lane!r}, which is no text"
+        )
 
     def _bind(self, template: Job, lane: Callable[..., str | None] | None) -> None:
         self._template = template
