@@ -128,15 +128,17 @@ _HOMES = {
 """Where a name lives, if it is no error: those are all in `errors`."""
 
 
-def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module 'outlast' has no attribute {name!r}")
-    if name == "__version__":
-        value: Any = import_module("importlib.metadata").version("outlast")
-    else:
-        value = getattr(import_module(f"outlast.{_HOMES.get(name, 'errors')}"), name)
-    globals()[name] = value  # the next use finds it without asking here
-    return value
+if not TYPE_CHECKING:  # a type checker that sees it takes every name for one of ours
+
+    def __getattr__(name: str) -> Any:
+        if name not in __all__:
+            raise AttributeError(f"module 'outlast' has no attribute {name!r}")
+        if name == "__version__":
+            value = import_module("importlib.metadata").version("outlast")
+        else:
+            value = getattr(import_module(f"outlast.{_HOMES.get(name, 'errors')}"), name)
+        globals()[name] = value  # the next use finds it without asking here
+        return value
 
 
 def __dir__() -> list[str]:

@@ -359,13 +359,25 @@ async def running(worker: Worker) -> AsyncIterator[None]:
     try:
         yield
     except asyncio.CancelledError:
-        if failed and block.uncancel() == 0:
-            runner.result()
-        raise
+        # Our own cancel has done its work; somebody else's goes on.
+        if not failed or block.uncancel() > 0:
+            raise
     finally:
         runner.remove_done_callback(ended)
         worker.stop()
-        await runner
+        await _end(runner)
+
+
+async def _end(runner: asyncio.Task[None]) -> None:
+    """Wait for the worker, whatever happens, and raise what it raised."""
+    try:
+        await asyncio.wait((runner,))
+    except asyncio.CancelledError:
+        runner.cancel()
+        await asyncio.wait((runner,))
+        raise
+    if not runner.cancelled():
+        runner.result()
 
 
 def _count(name: str, value: int) -> int:
