@@ -42,7 +42,11 @@ def retry(
     task: str | None,
     yes: bool,
 ) -> int:
-    """Queue dead or cancelled jobs again, with fresh budgets of attempts and crashes."""
+    """Queue dead or cancelled jobs again.
+
+    They get fresh budgets of attempts and crashes. The exit code is 3 if an id is not stored, else
+    1 if a job was in no state to be retried or its key belongs to another job by now.
+    """
     if bool(ids) == dead:
         raise click.UsageError("name the jobs by their ids, or say --dead for all dead ones")
     if ids and (queue or task):
@@ -61,10 +65,11 @@ def retry(
 @click.argument("ids", metavar="ID...", nargs=-1, required=True)
 @store_options
 def cancel(target: Target, ids: tuple[str, ...]) -> int:
-    """Cancel jobs: queued ones at once; of running ones the worker is asked.
+    """Cancel jobs, queued or running.
 
-    A cancelled job never starts, whatever is restarted. The exit code is 3 if an id is not
-    stored, else 1 if a job had ended already.
+    Queued ones are cancelled at once; of running ones the worker is asked. A cancelled job never
+    starts, whatever is restarted. The exit code is 3 if an id is not stored, else 1 if a job had
+    ended already.
     """
 
     async def change() -> int:
@@ -97,7 +102,11 @@ def cancel(target: Target, ids: tuple[str, ...]) -> int:
 @yes_option
 @store_options
 def purge(target: Target, queue: str, states: tuple[str, ...], dry_run: bool, yes: bool) -> None:
-    """Delete a queue's jobs, their keys and results included. Running ones always stay."""
+    """Delete a queue's jobs.
+
+    Their keys and results go with them. Running jobs always stay. The number that is printed is
+    that of the jobs that were really removed.
+    """
     wanted = PURGEABLE if "all" in states else tuple(map(Status, dict.fromkeys(states)))
     names = "/".join(map(str, wanted))
 
@@ -122,7 +131,11 @@ def purge(target: Target, queue: str, states: tuple[str, ...], dry_run: bool, ye
 @click.option("--force", is_flag=True, help="Even if the queue was never used.")
 @store_options
 def pause(target: Target, queue: str, force: bool) -> None:
-    """Let no worker take jobs from a queue, until `resume`. What runs goes on."""
+    """Let no worker take jobs from a queue.
+
+    What runs goes on, and jobs can still be stored. The pause lasts until `outlast resume`, over
+    all restarts.
+    """
     _set_paused(target, queue, force, True)
     target.screen.line(f"Queue {queue!r} is paused; jobs can still be stored in it.")
 

@@ -29,9 +29,9 @@ __all__ = ["enqueue"]
 @click.option("--create", is_flag=True, help="Create the store's file if it is missing.")
 @store_options
 def enqueue(target: Target, task: str, arguments: str, create: bool, **options: Any) -> None:
-    """Store a job of a task and print its id.
+    """Store a job of a task.
 
-    JSON is an object of arguments by name, or an array of them in order:
+    Its id is printed. JSON is an object of arguments by name, or an array of them in order:
 
     \b
         outlast enqueue shop:send_receipt '{"order": 42, "to": "a@b.example"}'
@@ -64,17 +64,21 @@ def enqueue(target: Target, task: str, arguments: str, create: bool, **options: 
 def _arguments(task: Task[..., Any], text: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments, as the types that the signature names."""
     try:
-        given = json.loads(text)
+        given = json.loads(text, parse_constant=_no_number)
     except ValueError as error:
         raise click.UsageError(
             f"{text!r} is not JSON ({error}); write an object or an array, in single quotes"
         ) from None
     if isinstance(given, list):
-        given = _by_name(task, given)
+        text = json.dumps(given := _by_name(task, given))
     if not isinstance(given, dict):
         raise click.UsageError(f"{text}: write an object of arguments by name, or an array")
-    args, kwargs = task.signature.decode(json.dumps(given).encode())
+    args, kwargs = task.signature.decode(text.encode())
     return args, kwargs
+
+
+def _no_number(text: str) -> None:
+    raise ValueError(f"{text} is no number")
 
 
 def _by_name(task: Task[..., Any], values: list[Any]) -> dict[str, Any]:

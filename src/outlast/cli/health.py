@@ -61,9 +61,10 @@ def health(
     timeout: float,
     as_json: bool,
 ) -> int:
-    """Say by exit code whether all is well: 0 healthy, 1 not.
+    """Say by exit code whether all is well.
 
-    The store must answer, with the durability that was asked for. More is checked on request.
+    0 is healthy, 1 is not. The store must answer, with the durability that was asked for. More is
+    checked on request.
     """
 
     async def look() -> list[Check]:

@@ -112,6 +112,8 @@ def _exit_code(run: Callable[[], Any], screen: Screen) -> int:
     try:
         answer = run()
     except click.ClickException as error:
+        if screen.debug and error.__cause__ is not None:
+            screen.traceback(error.__cause__)
         text = io.StringIO()
         error.show(text)
         screen.note(text.getvalue().rstrip("\n"))

@@ -161,7 +161,10 @@ def show(target: Target, ids: tuple[str, ...], as_json: bool) -> None:
 @as_json
 @store_options
 def workers(target: Target, as_json: bool) -> None:
-    """List the workers that were seen in the last hour and did not leave in order."""
+    """List the workers.
+
+    That is, those that were seen in the last hour and did not leave in order.
+    """
 
     async def look() -> Sequence[WorkerInfo]:
         async with target.reading() as (_, ledger):

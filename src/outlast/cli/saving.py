@@ -18,7 +18,9 @@ __all__ = ["backup"]
 @as_json
 @store_options
 def backup(target: Target, file: Path, as_json: bool) -> None:
-    """Copy the store to a new FILE while it is in use, and verify the copy.
+    """Copy the store while it is in use, and verify the copy.
+
+    FILE must be a new one; it gets its name when the copy is whole and checked.
 
     To restore, stop every worker and producer, put the file in the store's place, and start them
     again: jobs that ended after the copy was made will run again.
@@ -31,7 +33,11 @@ def backup(target: Target, file: Path, as_json: bool) -> None:
         async with target.reading() as (_, ledger):
             return await ledger.backup(copy_path)
 
-    found = target.run(copy)
+    try:
+        found = target.run(copy)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise click.ClickException(f"{copy_path} can't be written: {reason}") from error
     if as_json:
         target.screen.json(found)
         return

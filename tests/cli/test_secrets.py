@@ -1,0 +1,181 @@
+"""C51: the password of a store is in nothing that is printed, whatever goes wrong."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import click
+import pytest
+
+from outlast.cli.program import program
+from outlast.cli.screen import Screen
+from outlast.cli.secrets import has_password, passwords, redact
+from outlast.job import Failure, Job, dead
+
+if TYPE_CHECKING:
+    from tests.cli.conftest import Shop
+
+    from outlast.store import Ledger, Store
+
+CANARY = "S3cr3t!pw"
+CODED = "S3cr3t%21pw"
+SPELLINGS = (CANARY, CODED, "S3cr3t", "3cr3t")
+
+ARGUMENTS: dict[str, tuple[str, ...] | None] = {
+    "status": (), "jobs": (), "workers": (), "health": (), "show": ("x",), "retry": ("x",),
+    "cancel": ("x",), "purge": ("default",), "pause": ("default",), "resume": ("default",),
+    "backup": ("copy.db",), "enqueue": ("shop:sum",), "worker": ("shop:app",),
+    "demo": None, "bench": None,
+}  # fmt: skip
+"""What each command is given besides; None where it opens no store of the user's."""
+
+
+def clean(text: str) -> bool:
+    return not any(spelling in text for spelling in SPELLINGS)
+
+
+def test_every_command_is_tried() -> None:
+    context = click.Context(program)
+    assert set(program.list_commands(context)) <= set(ARGUMENTS)
+
+
+@pytest.mark.parametrize("password", [CANARY, CODED])
+@pytest.mark.parametrize("how", ["option", "environment", "file", "app", "argument"])
+@pytest.mark.parametrize("command", [name for name, rest in ARGUMENTS.items() if rest is not None])
+@pytest.mark.parametrize("debug", [(), ("--debug",)], ids=["plain", "debug"])
+def test_no_command_shows_it(
+    shop: Shop,
+    monkeypatch: pytest.MonkeyPatch,
+    command: str,
+    how: str,
+    password: str,
+    debug: tuple[str, ...],
+) -> None:
+    if command not in program.list_commands(click.Context(program)):
+        pytest.skip(f"{command} is not installed")
+    url = f"postgresql://shop:{password}@db.example:5432/shop"
+    naming: tuple[str, ...] = ()
+    if how == "option":
+        naming = ("--url", url)
+    elif how == "argument":
+        naming = (url,)
+    elif how == "environment":
+        monkeypatch.setenv("OUTLAST_URL", url)
+    elif how == "file":
+        (shop.folder / "url").write_text(url)
+        monkeypatch.setenv("OUTLAST_URL_FILE", str(shop.folder / "url"))
+    elif how == "app":
+        (shop.folder / "secretive.py").write_text(
+            f"from outlast import Outlast\napp = Outlast({url!r})\n"
+        )
+        naming = ("--app", "secretive:app")
+    result = shop.run(command, *(ARGUMENTS[command] or ()), *naming, *debug)
+    assert clean(result.output + result.stderr)
+    if how in ("option", "environment", "file") and command not in ("enqueue", "worker"):
+        assert "postgresql://shop:***@" in result.output
+
+
+def test_a_password_on_the_command_line_is_warned_of(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"postgresql://shop:{CANARY}@db.example/shop"
+    assert "list of processes" in shop.run("status", "--url", url).stderr
+    monkeypatch.setenv("OUTLAST_URL", url)
+    assert "list of processes" not in shop.run("status").stderr
+
+
+def test_what_jobs_carry_is_masked_too(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A task's own error may hold the URL, and its traceback too."""
+    text = f"cannot reach postgresql://shop:{CANARY}@db/x with password {CANARY} or {CODED}"
+
+    async def fill(store: Store, _: Ledger) -> None:
+        await store.add([Job(id="job-1", task="t", payload=b'{"to":"%b"}' % text.encode())])
+        (claim,) = await store.claim(["default"], ["t"], 1, 60, "w")
+        failure = Failure(kind="error", type="OSError", message=text, traceback=f"...\n{text}")
+        await store.settle([dead(claim, failure)])
+
+    shop.do(fill)
+    # The store of this test is a file; the secret is that of another service of the same name.
+    monkeypatch.setenv("OUTLAST_URL", f"postgresql://shop:{CANARY}@db/x")
+    for args in (("jobs",), ("jobs", "--json"), ("show", "job-1"), ("show", "job-1", "--json")):
+        result = shop.run(*args, "--url", shop.url)
+        assert result.exit_code == 0
+        assert clean(result.output)
+        assert "***" in result.output
+
+
+def test_a_traceback_hides_it_even_where_the_source_line_shows_it(shop: Shop) -> None:
+    (shop.folder / "broken.py").write_text(
+        f"url = 'postgresql://shop:{CANARY}@db/x'; raise RuntimeError('no ' + url)\n"
+    )
+    result = shop.run("status", "--app", "broken:app", "--debug")
+    assert "Traceback" in result.stderr
+    assert "RuntimeError" in result.stderr
+    assert clean(result.stderr)
+
+
+def test_logs_hide_it_at_every_level(capsys: pytest.CaptureFixture[str]) -> None:
+    root, before = logging.getLogger(), logging.getLogger().handlers[:]
+    level = root.level
+    try:
+        screen = Screen((), {"OUTLAST_URL": f"redis://:{CANARY}@h"})
+        screen.start_logging("debug")
+        log = logging.getLogger("outlast.test")
+        log.debug("connecting to %s", f"redis://:{CANARY}@h", extra={"job": f"x{CODED}"})
+        try:
+            raise OSError(f"refused: {CANARY}")
+        except OSError:
+            log.exception("failed")
+    finally:
+        root.handlers[:] = before
+        root.setLevel(level)
+    text = capsys.readouterr().err
+    assert "connecting to redis://:***@h job=x***" in text
+    assert "OSError: refused: ***" in text
+    assert clean(text)
+
+
+def test_a_real_process_with_everything_on(shop: Shop) -> None:
+    environment = {
+        **os.environ, "OUTLAST_URL": f"postgresql://shop:{CANARY}@db/x", "PYTHONASYNCIODEBUG": "1",
+    }  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-X", "dev", "-m", "outlast", "--debug", "status", "--debug"],
+        capture_output=True, text=True, env=environment, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "Traceback" in done.stderr
+    assert clean(done.stdout + done.stderr)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("a://u:p@h/d", "a://u:***@h/d"),
+        ("a://:p@h", "a://:***@h"),
+        ("a://u:p/q@r@h/d x", "a://u:***@h/d x"),
+        ("a://u@h/d", "a://u@h/d"),
+        ("a://h:5432/d", "a://h:5432/d"),
+        ("sqlite:////srv/x.db", "sqlite:////srv/x.db"),
+        ("a://h/d?password=p&x=1", "a://h/d?password=***&x=1"),
+        ("host=h password=p dbname=d", "host=h password=*** dbname=d"),
+        ("one a://u:p@h, two b://v:q@i", "one a://u:***@h, two b://v:***@i"),
+    ],
+)
+def test_redact(text: str, shown: str) -> None:
+    assert redact(text) == shown
+    assert has_password(text) is (text != shown)
+
+
+def test_the_spellings_of_a_password() -> None:
+    found = passwords(f"a://u:{CODED}@h")
+    assert CANARY in found
+    assert CODED in found
+    assert passwords("a://h/d") == []
+    # Masking such words everywhere would hide the answer and protect nothing.
+    assert passwords("postgresql://postgres:postgres@h/d") == []
+    assert passwords("a://u:abc@h") == []
