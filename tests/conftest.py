@@ -53,11 +53,14 @@ def missing(what: str) -> str | None:
     return _PROBES[what]()
 
 
-@pytest.fixture(autouse=True)
-def _needs(request: pytest.FixtureRequest) -> None:
-    """Skips a test whose needs aren't met, or fails it where OUTLAST_REQUIRE names the need."""
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skips a test whose needs aren't met, or fails it where OUTLAST_REQUIRE names the need.
+
+    A hook and not a fixture, so that it comes before fixtures that need the same thing.
+    """
     required = os.environ.get("OUTLAST_REQUIRE", "").split(",")
-    for marker in request.node.iter_markers("needs"):
+    for marker in item.iter_markers("needs"):
         for what in marker.args:
             reason = missing(what)
             if reason is None:
