@@ -8,6 +8,7 @@ lane) are all QUEUED.
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 import apsw
@@ -161,6 +162,7 @@ def connect(path: str, durability: Durability, vfs: str | None = None) -> apsw.C
         connection.set_busy_timeout(5000)
         # Before anything is set: switching to WAL writes into the file, whosever it is.
         _version(connection, path, MIGRATIONS)
+        _switch_to_wal(connection)
         synchronous = synchronous_for(durability)
         for name, value, expected in (
             ("journal_mode", "wal", "wal"),
@@ -186,6 +188,18 @@ def connect(path: str, durability: Durability, vfs: str | None = None) -> apsw.C
     return connection
 
 
+def _switch_to_wal(connection: apsw.Connection) -> None:
+    """Processes that open a new file at once block each other here, and SQLite waits for none."""
+    for _ in range(1000):
+        try:
+            connection.pragma("journal_mode", "wal")
+        except apsw.BusyError:
+            time.sleep(0.005)
+        else:
+            return
+    connection.pragma("journal_mode", "wal")
+
+
 def synchronous_for(durability: Durability) -> int:
     """SQLite's ``synchronous``: FULL syncs each commit, NORMAL only checkpoints, OFF nothing."""
     return {Durability.MEMORY: 0, Durability.PROCESS: 1}.get(durability, 2)
@@ -203,10 +217,10 @@ def migrate(
     """
     if migrations is None:
         migrations = MIGRATIONS
-    if _version(connection, path, migrations) == len(migrations):
-        return
     connection.set_busy_timeout(30_000)
     try:
+        if _version(connection, path, migrations) == len(migrations):
+            return
         while True:
             connection.execute("BEGIN IMMEDIATE")
             try:
