@@ -3,30 +3,39 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from typing import TYPE_CHECKING
 
-from outlast import lifeline
-from outlast.errors import StoreError
-from outlast.lifeline import Lifeline
+import msgspec
+from tests.proof.journal import Journal
+from tests.proof.processes import in_child
 from tests.proof.stage import QUEUE, Ending, Stage
+
+from outlast import lifeline
+from outlast.job import Job
+from outlast.lifeline import Lifeline
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from outlast.chance import Chance
-    from outlast.store import Store
     from tests.proof.journal import Witness
 
-__all__ = ["drained", "live"]
+    from outlast.store import Store
+
+__all__ = ["drained", "drained_in_child", "live"]
 
 BACKLOG = 200
 """Jobs that may be waiting before the adders pause: the takers have to see them all."""
 
 
 async def live(
-    open_store: Callable[[], Store], witness: Witness, seed: int, *, adders: int = 2, takers: int = 2
+    open_store: Callable[[], Store],
+    witness: Witness,
+    seed: int,
+    *,
+    adders: int = 2,
+    takers: int = 2,
+    lease: float = 15.0,
 ) -> None:
     """One process's life. Ends only by being killed, or by an error that is a bug."""
     store = open_store()
@@ -41,7 +50,7 @@ async def live(
         for _ in range(adders):
             group.create_task(_add(stage))
         for _ in range(takers):
-            group.create_task(_take(stage))
+            group.create_task(_take(stage, lease))
         group.create_task(_look_after(stage, folder))
 
 
@@ -66,11 +75,11 @@ async def _add(stage: Stage) -> None:
             await stage.add([stage.job(delay=dice.random() / 50), stage.job(size=5000)])
 
 
-async def _take(stage: Stage) -> None:
+async def _take(stage: Stage, lease: float) -> None:
     """Claim a few and end them, mostly well."""
     dice = stage.dice
     while True:
-        claims = await stage.claim(dice.randint(1, 8))
+        claims = await stage.claim(dice.randint(1, 8), lease)
         if not claims:
             await stage.store.wait([QUEUE], 0.05)
             continue
@@ -81,7 +90,7 @@ async def _take(stage: Stage) -> None:
             then = (stage.job(),) if ending == "done" and dice.random() < 0.1 else ()
             verdicts.append(stage.verdict(claim, ending, then))
         if dice.random() < 0.2:
-            await stage.store.renew(claims, 15.0)
+            await stage.store.renew(claims, lease)
         await stage.settle(verdicts)
 
 
@@ -98,18 +107,29 @@ async def _look_after(stage: Stage, folder: Path | None) -> None:
             raise error
 
 
-async def drained(
-    open_store: Callable[[], Store], witness: Witness, chance: Chance | None = None
-) -> dict[str, object]:
-    """After the faults: recover, run dry, and return what the store holds, by id."""
+async def drained(open_store: Callable[[], Store], witness: Witness) -> dict[str, Job]:
+    """After the faults: open, run dry, and return what the store holds, by id.
+
+    The dead are found by the store itself, and by their leases: nobody helps it.
+    """
     store = open_store()
     await store.open()
     try:
-        stage = Stage(store, witness, worker="last", chance=chance)
-        await stage.take_over()
-        with contextlib.suppress(StoreError):
-            await store.recover(1000)
+        stage = Stage(store, witness, worker="last")
         await stage.drain()
-        return dict(await stage.dump())
+        return await stage.dump()
     finally:
         await store.close()
+
+
+def drained_in_child(
+    open_store: Callable[[], Store], witness: Path, answer: Path, seconds: float = 60.0
+) -> dict[str, Job]:
+    """The same in a forked child, which leaves no connection behind in this process."""
+
+    def body() -> None:
+        final = asyncio.run(drained(open_store, Journal(witness)))
+        answer.write_bytes(msgspec.json.encode(final))
+
+    in_child(body, seconds)
+    return msgspec.json.decode(answer.read_bytes(), type=dict[str, Job])

@@ -5,14 +5,26 @@
 
 from __future__ import annotations
 
+import argparse
 import os
+import random
 import re
+import shutil
 import signal
 import subprocess
+import sys
+import tempfile
+import time
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import msgspec
+from tests.proof.actors import drained_in_child
+from tests.proof.checker import check
+from tests.proof.journal import Journal, read
+from tests.proof.stores import sqlite_store
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,6 +35,7 @@ WRITES = (
     "write,pwrite64,writev,pwritev,ftruncate,fsync,fdatasync,fallocate,"
     "unlink,unlinkat,rename,renameat2,openat,mkdir,mknodat"
 )
+ROOT = Path(__file__).parents[2]
 LINE = re.compile(r"^(\d+)\s+(\w+)\(")
 
 
@@ -48,7 +61,7 @@ def _strace(paths: Sequence[Path], extra: Sequence[str], command: Sequence[str])
 def count_calls(paths: Sequence[Path], command: Sequence[str], log: Path) -> dict[str, int]:
     """How often each call touched these files, in the thread that made it most often."""
     words = _strace(paths, ["-o", str(log), "-e", f"trace={WRITES}"], command)
-    subprocess.run(words, check=True, cwd=Path(__file__).parents[2], timeout=120)
+    subprocess.run(words, check=True, cwd=ROOT, timeout=120)
     by_thread: Counter[tuple[str, str]] = Counter()
     for line in log.read_text(errors="replace").splitlines():
         found = LINE.match(line)
@@ -69,9 +82,7 @@ def killed_at(paths: Sequence[Path], command: Sequence[str], call: str, nth: int
     """Run the command and kill it as it enters that call for the n-th time; whether it struck."""
     inject = ["-o", os.devnull, "-e", f"trace={call}"]
     inject += ["-e", f"inject={call}:signal=SIGKILL:when={nth}"]
-    done = subprocess.run(
-        _strace(paths, inject, command), check=False, cwd=Path(__file__).parents[2], timeout=120
-    )
+    done = subprocess.run(_strace(paths, inject, command), check=False, cwd=ROOT, timeout=120)
     if done.returncode == 0:
         return False
     if done.returncode in (-signal.SIGKILL, 128 + signal.SIGKILL):
@@ -132,11 +143,35 @@ def _command(work: Path, acts: Sequence[str]) -> list[str]:
 
 
 def _judge(work: Path, swept: Swept, where: str) -> None:
-    final = drain(work / "proof.db", work / "witness", work / "final.json")
-    events = read(work / "witness")
-    report = check(kill_at_ends(events), final)
+    witness = work / "witness"
+    rig = Journal(witness)
+    for pid in {event.pid for event in read(witness)}:
+        rig.write("kill", target=pid)
+    rig.close()
+    db = work / "proof.db"
+    final = drained_in_child(lambda: sqlite_store(db), witness, work / "final.json")
+    events = read(witness)
+    report = check(events, final)
     swept.acknowledged += report.acknowledged
     for name, found in report.broken.items():
         swept.broken[name] = swept.broken.get(name, 0) + len(found)
     if report.broken and len(swept.stories) < 3:
         swept.stories.append(f"killed at {where}\n{report.story(events)}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--acts", default="add_one_by_one,claim_and_settle")
+    parser.add_argument("--before", default="")
+    parser.add_argument("--points", type=int, default=1_000_000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--budget", type=float, default=3600.0)
+    told = parser.parse_args()
+    before = told.before.split(",") if told.before else ()
+    acts = told.acts.split(",")
+    swept = sweep(acts, told.seed, before=before, most=told.points, budget=told.budget)
+    print(msgspec.json.encode(swept).decode())
+
+
+if __name__ == "__main__":
+    main()

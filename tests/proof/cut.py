@@ -7,6 +7,7 @@ device behind. Run it as root: ``python -m tests.proof.cut --rounds 20 --load pl
 from __future__ import annotations
 
 import argparse
+import asyncio
 import contextlib
 import fcntl
 import os
@@ -23,12 +24,19 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 from tests.proof import journal as journals
+from tests.proof.actors import drained_in_child, live
+from tests.proof.checker import check
 from tests.proof.journal import Journal
 from tests.proof.patience import linger, until
 from tests.proof.processes import Child, fork
+from tests.proof.stores import sqlite_store
+
+from outlast.store import Durability
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
+
+    from outlast.stores.sqlite.store import SqliteStore
 
 __all__ = ["Load", "Outcome", "Tally", "run_rounds", "sweep"]
 
@@ -249,10 +257,40 @@ class PlainSqlite:
         return Outcome(len(acknowledged), len(acknowledged - there), broken)
 
 
+class Outlast:
+    """Two processes on one store: they add, claim and settle, until the power goes."""
+
+    children = 2
+
+    def __init__(self, durability: Durability) -> None:
+        self.durability = durability
+
+    def prepare(self, folder: Path) -> None:
+        """The file is made under load as well."""
+
+    def _store(self, folder: Path) -> SqliteStore:
+        return sqlite_store(folder / "proof.db", durability=self.durability)
+
+    def run(self, folder: Path, journal: Journal, number: int) -> None:
+        asyncio.run(live(lambda: self._store(folder), journal, os.getpid(), lease=0.5))
+
+    def judge(self, folder: Path, witness: Path) -> Outcome:
+        answer = witness / "final.json"
+        final = drained_in_child(lambda: self._store(folder), witness, answer)
+        events = journals.read(witness)
+        report = check(events, final)
+        broken = {name: len(found) for name, found in report.broken.items()}
+        gone = broken.pop("lost", 0) + broken.pop("undone", 0)
+        story = report.story(events) if broken or gone else ""
+        return Outcome(report.acknowledged, gone, broken, story[-5000:])
+
+
 LOADS: Mapping[str, Callable[[], Load]] = {
     "plain-full": lambda: PlainSqlite(2),
     "plain-normal": lambda: PlainSqlite(1),
     "plain-off": lambda: PlainSqlite(0),
+    "outlast-power": lambda: Outlast(Durability.POWER),
+    "outlast-process": lambda: Outlast(Durability.PROCESS),
 }
 
 

@@ -10,27 +10,21 @@ from __future__ import annotations
 import argparse
 import asyncio
 import random
-import signal
+import subprocess
 import sys
 import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
-
-from outlast.job import Job
 from tests.proof import journal as journals
-from tests.proof.actors import drained, live
+from tests.proof.actors import drained_in_child, live
 from tests.proof.checker import Report, check
 from tests.proof.journal import Journal
-from tests.proof.patience import linger, until
-from tests.proof.processes import Child, fork, in_child
+from tests.proof.patience import linger
+from tests.proof.processes import Child, fork
 from tests.proof.stores import sqlite_store
-
-if TYPE_CHECKING:
-    from outlast.store import Store
 
 __all__ = ["Toll", "bare_rounds", "take_toll"]
 
@@ -79,7 +73,11 @@ def bare_rounds(rounds: int, seed: int, budget: float = float("inf")) -> Toll:
             witness.mkdir()
             wanted = min(SESSION, rounds - toll.rounds)
             toll.rounds += _session(folder / "proof.db", witness, wanted, dice, began + budget)
-            final = _drain(folder / "proof.db", witness, folder / "final.json")
+            final = drained_in_child(
+                lambda db=folder / "proof.db": sqlite_store(db),  # type: ignore[misc]
+                witness,
+                folder / "final.json",
+            )
             events = journals.read(witness)
             toll.add(check(events, final), events)
     toll.seconds = time.monotonic() - began
@@ -117,24 +115,8 @@ def _life(db: Path, witness: Path, seed: int) -> None:
     asyncio.run(live(lambda: sqlite_store(db), Journal(witness), seed))
 
 
-def _drain(db: Path, witness: Path, answer: Path) -> dict[str, Job]:
-    """Run what is left in a child of its own, and bring back what the store then holds."""
-
-    def body() -> None:
-        def open_store() -> Store:
-            return sqlite_store(db)
-
-        final = asyncio.run(drained(open_store, Journal(witness)))
-        answer.write_bytes(msgspec.json.encode(final))
-
-    in_child(body, 60)
-    return msgspec.json.decode(answer.read_bytes(), type=dict[str, Job])
-
-
 def take_toll(rounds: int, seed: int, budget: float = 3600.0) -> Toll:
     """Run the rounds in a fresh process, which is small and forks fast."""
-    import subprocess
-
     words = ["--rounds", str(rounds), "--seed", str(seed), "--budget", str(budget)]
     done = subprocess.run(
         [sys.executable, "-m", "tests.proof.kill", *words],

@@ -11,10 +11,21 @@ from tests.proof.journal import Journal
 from tests.proof.stage import QUEUE, Stage
 from tests.proof.stores import sqlite_store
 
+from outlast.lifeline import Lifeline
+from outlast.stores.sqlite import schema
+
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
 __all__ = ["ACTS", "play"]
+
+NEXT_SCHEMA = """
+ALTER TABLE jobs ADD COLUMN extra TEXT;
+CREATE TABLE extras (id INTEGER PRIMARY KEY, job TEXT NOT NULL) STRICT;
+INSERT INTO extras (job) SELECT id FROM jobs;
+UPDATE jobs SET extra = id || 'x' WHERE state < 4;
+CREATE INDEX jobs_extra ON jobs (extra) WHERE extra IS NOT NULL;
+"""
 
 
 async def add_one_by_one(stage: Stage) -> None:
@@ -74,10 +85,35 @@ async def ask(stage: Stage) -> None:
 
 
 async def fill_the_log(stage: Stage) -> None:
-    """Enough pages for more than one checkpoint of the log."""
-    for _ in range(6):
-        await stage.add([stage.job(size=60_000) for _ in range(40)])
-        await stage.end(await stage.claim(40), "done")
+    """Pages enough for several checkpoints, where the rig has made them frequent."""
+    for _ in range(8):
+        await stage.add([stage.job(size=6000) for _ in range(4)])
+        await stage.end(await stage.claim(4), "done")
+
+
+async def all_at_once(stage: Stage) -> None:
+    """Calls that wait together share one commit."""
+
+    async def hand_over() -> None:
+        await stage.add([stage.job()])
+        await stage.end(await stage.claim(1), "done")
+
+    for _ in range(3):
+        await asyncio.gather(*(hand_over() for _ in range(12)))
+
+
+async def come_back(stage: Stage) -> None:
+    """Close in order, and open again."""
+    await stage.store.close()
+    await stage.store.open()
+    await stage.add([stage.job()])
+
+
+async def migrate(stage: Stage) -> None:
+    """A newer outlast comes: the caller has to put the schema's steps back afterwards."""
+    await stage.store.close()
+    schema.MIGRATIONS = (*schema.MIGRATIONS, NEXT_SCHEMA)
+    await stage.store.open()
 
 
 ACTS: Mapping[str, Callable[[Stage], Awaitable[None]]] = {
@@ -89,6 +125,9 @@ ACTS: Mapping[str, Callable[[Stage], Awaitable[None]]] = {
     "lose_a_worker": lose_a_worker,
     "ask": ask,
     "fill_the_log": fill_the_log,
+    "all_at_once": all_at_once,
+    "come_back": come_back,
+    "migrate": migrate,
 }
 
 
@@ -104,7 +143,12 @@ async def _main(db: Path, witness: Path, acts: tuple[str, ...]) -> None:
     await store.open()
     stage = Stage(store, Journal(witness))
     stage.worker = stage.chance.uuid7()
+    if store.lifelines is not None:
+        stage.lifeline = Lifeline(store.lifelines, stage.worker)
+        stage.lifeline.hold()
     await play(stage, acts)
+    if stage.lifeline is not None:
+        stage.lifeline.release()
     await store.close()
     for error in stage.errors:
         raise error

@@ -197,6 +197,7 @@ class Stage:
     async def drain(self, patience: int = 2000) -> None:
         """Run everything to its end; ``AssertionError`` when it won't come to one."""
         for _ in range(patience):
+            await self.store.recover(1000)
             claims = await self.store.claim([QUEUE], [TASK], 100, 60.0, self.worker)
             for claim in claims:
                 self.tell("start", claim.job.id, attempt=claim.job.attempt)

@@ -177,6 +177,22 @@ def test_syncs_of_the_program_itself_are_recorded(tmp_path: Path) -> None:
     assert os.fsync.__module__ == "posix"
 
 
+def test_a_file_made_by_the_program_lasts_once_it_synced_the_folder(tmp_path: Path) -> None:
+    def made(sync: bool) -> Tape:
+        tape, name = Tape(), tmp_path / f"{sync}.db"
+        with watched("proof-found", tape) as vfs:
+            name.touch()
+            if sync:
+                folder = os.open(tmp_path, os.O_RDONLY)
+                os.fsync(folder)
+                os.close(folder)
+            apsw.Connection(str(name), vfs=vfs).close()
+        return tape
+
+    assert left(disk(*made(sync=True).ops), "drop") == {str(tmp_path / "True.db"): b""}
+    assert left(disk(*made(sync=False).ops), "drop") == {}
+
+
 def test_an_injected_error_looks_like_sqlites_own() -> None:
     error = io_error("sync")
     assert isinstance(error, apsw.IOError)

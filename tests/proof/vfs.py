@@ -13,15 +13,18 @@ import apsw
 from tests.proof.journal import Memo
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 __all__ = ["Op", "OpKind", "Tape", "Watcher", "io_error", "watched"]
 
-OpKind = Literal["create", "write", "truncate", "sync", "delete", "syncdir", "read"]
+OpKind = Literal["create", "found", "write", "truncate", "sync", "delete", "syncdir", "read"]
 
 
 class Op(NamedTuple):
-    """One operation on one file. ``offset`` is the new size for ``truncate``."""
+    """One operation on one file. ``offset`` is the new size for ``truncate``.
+
+    ``found``: SQLite opened a file that somebody else had made.
+    """
 
     kind: OpKind
     name: str
@@ -47,8 +50,9 @@ class _File(apsw.VFSFile):
         if fresh:
             watcher.before(Op("create", path))
         super().__init__("", name, flags)
+        if path:
+            watcher.after(Op("create" if fresh else "found", path))
         if fresh:
-            watcher.after(Op("create", path))
             # SQLite syncs the folder together with the first sync of a journal that it creates.
             journals = (
                 apsw.SQLITE_OPEN_WAL
@@ -129,6 +133,7 @@ def io_error(kind: OpKind, *, full: bool = False) -> apsw.Error:
         "sync": apsw.SQLITE_IOERR_FSYNC,
         "delete": apsw.SQLITE_IOERR_DELETE,
         "create": apsw.SQLITE_CANTOPEN,
+        "found": apsw.SQLITE_CANTOPEN,
         "syncdir": apsw.SQLITE_IOERR_DIR_FSYNC,
     }
     error: Any
@@ -149,16 +154,32 @@ class Tape(Memo):
     The moment of an event is the number of operations that had been done by then.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, known: Iterable[str] = ()) -> None:
         self.ops: list[Op] = []
+        self._known = set(known)
+        """Names of files that are there already, or were created on the tape."""
         super().__init__(lambda: float(len(self.ops)))
 
     def before(self, op: Op) -> None:
         """Nothing is refused."""
 
     def after(self, op: Op) -> None:
-        if op.kind != "read":
+        if op.kind == "found":
+            self._find(op.name)
+        elif op.kind != "read":
+            if op.kind == "create":
+                self._known.add(op.name)
             self.ops.append(op)
+
+    def _find(self, name: str) -> None:
+        """The program made this file itself; its name lasts if it has synced the folder since."""
+        if name not in self._known:
+            self._known.add(name)
+            folder = Op("syncdir", os.path.dirname(name))
+            synced = folder in self.ops
+            self.ops.append(Op("create", name))
+            if synced:
+                self.ops.append(folder)
 
 
 @contextlib.contextmanager

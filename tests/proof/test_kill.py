@@ -1,0 +1,33 @@
+"""Processes killed at random moments and at each system call: nothing is lost, nothing undone."""
+
+from __future__ import annotations
+
+import pytest
+from tests.proof.calls import sweep
+from tests.proof.kill import take_toll
+
+
+@pytest.mark.timeout(180)
+def test_a_thousand_forks_killed_at_random_moments() -> None:
+    toll = take_toll(1000, seed=1)
+    assert toll.rounds == 1000
+    assert toll.acknowledged > 5000
+    assert toll.broken == {}, "\n\n".join(toll.stories)
+    assert toll.recovery_p99 < 5.0
+
+
+@pytest.mark.needs("cut")
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize(
+    ("acts", "before"),
+    [
+        (("add_one_by_one",), ()),
+        (("claim_and_settle", "settle_every_way"), ("add_many",)),
+        (("come_back", "lose_a_worker"), ("add_many",)),
+    ],
+    ids=["create and add", "claim and settle", "reopen and recover"],
+)
+def test_a_kill_at_any_call_that_writes(acts: tuple[str, ...], before: tuple[str, ...]) -> None:
+    swept = sweep(acts, seed=1, before=before, most=12)
+    assert swept.hit >= 8
+    assert swept.broken == {}, "\n\n".join(swept.stories)
