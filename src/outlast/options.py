@@ -196,11 +196,13 @@ def _headers(value: Mapping[str, str] | None) -> dict[str, str]:
         check_name(name, "header")
         if name.startswith("outlast-"):
             raise ConfigurationError(f"header {name!r}: names that begin with outlast- are ours")
-        if not isinstance(text, str) or "\0" in text or _half_a_character(text):
-            raise ConfigurationError(
-                f"header {name!r}: its value {text!r} must be a text, without NUL"
-            )
+        _check_header(name, text)
     return headers
+
+
+def _check_header(name: str, text: object) -> None:
+    if not isinstance(text, str) or "\0" in text or _half_a_character(text):
+        raise ConfigurationError(f"header {name!r}: its value {text!r} must be text without NUL")
 
 
 def _half_a_character(text: str) -> bool:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, assert_type, reveal_type
+from typing import TYPE_CHECKING, Any, assert_type, reveal_type
 
 from outlast import (
     AsyncTask,
@@ -23,6 +22,9 @@ from outlast import (
     Task,
     current,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
 
 app = Outlast("memory://", durability=Durability.MEMORY)
 
