@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["WorkerOptions"]
+__all__ = ["EXIT_BLOCKED", "EXIT_REFUSED", "EXIT_RELOAD", "WorkerOptions"]
+
+EXIT_BLOCKED = 86
+"""A worker process ended itself because a task blocked its event loop for too long."""
+EXIT_RELOAD = 87
+"""A worker process ended because a file of the program changed."""
+EXIT_REFUSED = 88
+"""A worker process could not start, and has said why."""
 
 
 class WorkerOptions(NamedTuple):
-    """How ``outlast worker`` runs. A plain tuple, because the supervisor is to stay small.
+    """How worker processes are run. A plain tuple, because the supervisor is to stay small.
 
     Durations are seconds. The default grace leaves room before the 30 seconds after which systemd,
     Docker and Kubernetes kill what they stop.
@@ -16,8 +23,10 @@ class WorkerOptions(NamedTuple):
 
     target: str
     """Where the app is: ``module:attribute``."""
+    loader: str = "outlast.worker.child:load"
+    """``module:function`` that makes of these options what a worker process runs."""
     url: str | None = None
-    """Stands for the app's own URL."""
+    """For the loader: stands for the app's own URL."""
     queues: tuple[str, ...] = ("default",)
     concurrency: int = 10
     processes: int = 1
@@ -30,5 +39,3 @@ class WorkerOptions(NamedTuple):
     log_level: str = "info"
     create: bool = False
     """Whether the store may be created if it isn't there."""
-    app_dir: str = "."
-    """The folder that is put in front of the module path."""

@@ -60,7 +60,8 @@ class Upkeep:
             for worker, death in dead(store.lifelines):
                 count = await store.recover_worker(worker, death)
                 forget(store.lifelines, worker)
-                log.warning(
+                log.log(
+                    logging.WARNING if count else logging.INFO,
                     "worker %s died (signal %s, exit code %s%s): %d of its jobs are taken over",
                     worker, death.signal, death.exit_code,
                     f", {death.message}" if death.message else "", count,

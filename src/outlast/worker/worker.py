@@ -37,9 +37,10 @@ __all__ = ["Worker"]
 log = logging.getLogger(__name__)
 
 BEAT = 0.25
-EXTRA = 2.0
+EXTRA = 1.5
 """Seconds that a run has to clean up after it was cancelled at the end of the grace time."""
-FLUSH = 5.0
+LEAVE = 0.5
+FLUSH = 2.0
 """Seconds to wait for a store that can't be reached before the worker ends without it."""
 
 
@@ -237,7 +238,7 @@ class Worker:
         self.stuck = sorted(crew.runs)
         log.error("these jobs would not end and are left to run out: %s", ", ".join(self.stuck))
         crew.interrupt("abandoned")
-        await self._until_empty(crew, EXTRA, None)
+        await self._until_empty(crew, LEAVE, None)
 
     async def _until_empty(
         self, crew: Crew, seconds: float, sooner: asyncio.Future[None] | None

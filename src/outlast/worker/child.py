@@ -1,0 +1,252 @@
+"""The main program of a worker process that a supervisor has started."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, Any, Protocol
+
+from outlast.errors import ConfigurationError, OutlastError, StoreUnavailable
+from outlast.worker.options import EXIT_BLOCKED, EXIT_REFUSED, EXIT_RELOAD, WorkerOptions
+from outlast.worker.reload import Files
+from outlast.worker.worker import Worker
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping
+
+    from outlast.execution import Runnable
+    from outlast.store import Store
+
+__all__ = ["WorkerApp", "load", "main"]
+
+log = logging.getLogger(__name__)
+
+CHECK_FILES = 0.5
+
+
+class WorkerApp(Protocol):
+    """What a loader finds: tasks, and where their jobs are."""
+
+    @property
+    def tasks(self) -> Mapping[str, Runnable]: ...
+
+    def open_store(self, *, create: bool | None = None) -> Store:
+        """A store, not open yet."""
+        ...
+
+    async def __aenter__(self) -> object:
+        """Opens the app itself in this loop, since tasks enqueue other tasks."""
+        ...
+
+    async def __aexit__(self, *error: Any) -> bool | None: ...
+
+
+def load(options: WorkerOptions) -> Any:
+    """The object that ``module:attribute`` names. Raises ``ConfigurationError``."""
+    name, _, path = options.target.partition(":")
+    if options.url is not None:
+        raise ConfigurationError("this loader takes the app's own URL; use another with url=")
+    try:
+        found: Any = importlib.import_module(name)
+        for part in path.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError) as error:
+        raise ConfigurationError(f"no app at {options.target!r}: {error}") from error
+    return found
+
+
+class _Child:
+    """One worker process: its options, its way to the supervisor, its worker."""
+
+    def __init__(self, options: WorkerOptions, control: int, messages: int) -> None:
+        self._options = options
+        self._control = control
+        self._messages = messages
+        self._worker: Worker | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._go: asyncio.Future[None] | None = None
+        self._files = Files() if options.reload else None
+        self._changed = False
+        self._stops = 0
+        self._open_app: Callable[[], Awaitable[object]] | None = None
+
+    def run(self) -> int:
+        """The exit code."""
+        try:
+            module, _, name = self._options.loader.partition(":")
+            app: WorkerApp = getattr(importlib.import_module(module), name)(self._options)
+            with asyncio.Runner(loop_factory=_loop_factory(self._options.loop)) as runner:
+                runner.run(self._work(app))
+        except Exception as error:
+            return self._refuse(error)
+        code = EXIT_RELOAD if self._changed else 0
+        if self._worker is not None and self._worker.stuck:
+            # A thread that never ends would keep the interpreter from ending.
+            logging.shutdown()
+            os._exit(code)
+        return code
+
+    async def _work(self, app: WorkerApp) -> None:
+        options = self._options
+        self._loop = asyncio.get_running_loop()
+        self._go = self._loop.create_future()
+        self._worker = Worker(
+            lambda: app.open_store(create=options.create),
+            app.tasks,
+            queues=options.queues,
+            concurrency=options.concurrency,
+            lease=options.lease,
+            grace=options.grace,
+            kill=lambda: os._exit(EXIT_BLOCKED),
+            before_claims=self._report,
+        )
+        _on_signals(self._loop, self._stop)
+        threading.Thread(target=self._obey, daemon=True).start()
+        if self._files is not None:
+            threading.Thread(target=self._watch_files, daemon=True).start()
+        async with AsyncExitStack() as stack:
+            # Only after the worker's store, which may refuse to create a missing file.
+            self._open_app = lambda: stack.enter_async_context(app)
+            await self._worker.run()
+
+    async def _report(self, worker: Worker) -> None:
+        """Say that the store is open, and wait for the word to begin."""
+        assert self._open_app is not None
+        await self._open_app()
+        store, marks = worker.store, worker.marks
+        assert store is not None
+        assert self._go is not None
+        self._say(
+            event="ready",
+            id=worker.id,
+            pid=os.getpid(),
+            store=store.url,
+            durability=str(store.durability),
+            queues=worker.queues,
+            tasks=worker.tasks,
+            concurrency=worker.concurrency,
+            lifelines=None if marks is None else str(store.lifelines),
+            lifeline=None if marks is None else marks.path,
+        )
+        await self._go
+
+    def _obey(self) -> None:
+        """Read the supervisor's words until it is gone, which means stop. In a thread."""
+        assert self._loop is not None
+        with open(self._control, "rb", buffering=0) as words:
+            for word in words:
+                self._post(self._hear, word.strip())
+        self._post(self._hear, b"stop")
+
+    def _hear(self, word: bytes) -> None:
+        if word in (b"stop", b"hurry"):
+            self._stop()
+        if word == b"hurry" and self._stops == 1:
+            self._stop()
+        if self._go is not None and not self._go.done():
+            self._go.set_result(None)
+
+    def _stop(self) -> None:
+        self._stops += 1
+        if self._worker is not None:
+            self._worker.stop()
+
+    def _watch_files(self) -> None:
+        assert self._files is not None
+        self._changed = self._files.wait_for_change(CHECK_FILES)
+        log.info("%s changed; starting anew", self._files.changed)
+        self._post(self._hear, b"stop")
+
+    def _post(self, call: Callable[..., object], *args: object) -> None:
+        assert self._loop is not None
+        try:
+            self._loop.call_soon_threadsafe(call, *args)
+        except RuntimeError:
+            log.debug("the event loop has ended already")
+
+    def _refuse(self, error: Exception) -> int:
+        """Say why there is no worker. While files are watched, wait for one to be corrected."""
+        final = not isinstance(error, StoreUnavailable)
+        known = isinstance(error, OutlastError) or hasattr(error, "format_message")
+        text = getattr(error, "format_message", lambda: str(error))()
+        message = text if known else f"{type(error).__name__}: {text}"
+        if not known:
+            log.error("this worker process ends", exc_info=error)
+        code = getattr(error, "exit_code", 2 if isinstance(error, ConfigurationError) else 4)
+        watching = self._files is not None
+        self._say(event="refused", message=message, final=final and not watching, code=code)
+        if self._files is not None and not self._stops:
+            self._files.add_culprits(error)
+            self._files.wait_for_change(CHECK_FILES)
+            return EXIT_RELOAD
+        return EXIT_REFUSED
+
+    def _say(self, **message: Any) -> None:
+        try:
+            os.write(self._messages, json.dumps(message).encode() + b"\n")
+        except OSError as error:
+            log.debug("the supervisor is gone: %s", error)
+
+
+def _loop_factory(name: str) -> Callable[[], asyncio.AbstractEventLoop]:
+    if name == "asyncio":
+        return asyncio.new_event_loop
+    try:
+        module = importlib.import_module(name)
+    except ImportError:
+        raise ConfigurationError(f"loop {name!r} is not installed; use asyncio") from None
+    factory: Callable[[], asyncio.AbstractEventLoop] = module.new_event_loop
+    return factory
+
+
+def _on_signals(loop: asyncio.AbstractEventLoop, stop: Callable[[], None]) -> None:
+    """SIGTERM and SIGINT stop, in any event loop; SIGHUP is the supervisor's business."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        try:
+            loop.add_signal_handler(number, stop)
+        except RuntimeError:  # this loop can't, as on Windows
+            signal.signal(number, lambda *_: loop.call_soon_threadsafe(stop))
+    if hasattr(signal, "SIGHUP"):
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+
+def main() -> int:
+    """Take the way to the supervisor from where it was put, out of the reach of the tasks."""
+    messages = int(sys.argv[1])
+    if sys.platform == "win32":
+        import msvcrt
+
+        messages = msvcrt.open_osfhandle(messages, os.O_WRONLY)
+    os.set_inheritable(messages, False)
+    control = os.dup(0)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    given = json.loads(_first_line(control))
+    options = WorkerOptions(**{**given, "queues": tuple(given["queues"])})
+    logging.basicConfig(
+        level=options.log_level.upper(),
+        format="%(asctime)s %(levelname)s [%(process)d] %(name)s: %(message)s",
+    )
+    return _Child(options, control, messages).run()
+
+
+def _first_line(fd: int) -> bytes:
+    line = b""
+    while not line.endswith(b"\n"):
+        byte = os.read(fd, 1)
+        if not byte:
+            raise SystemExit(EXIT_REFUSED)  # the supervisor died before it said anything
+        line += byte
+    return line
+
+
+if __name__ == "__main__":
+    sys.exit(main())
