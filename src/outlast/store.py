@@ -162,8 +162,9 @@ class Store(Protocol):
     async def wait(self, queues: Sequence[str], timeout: float, *, space: bool = False) -> None:
         """Return when something may have become claimable, or after ``timeout`` seconds.
 
-        With ``space``: when jobs of these queues may have ended. May return early, never misses
-        what was committed after the caller's last look.
+        With ``space``: when these queues may hold fewer jobs than before. May return early, never
+        misses what was committed after the caller's last look: that is its last ``claim``, or its
+        last ``add`` that raised ``QueueFull``. One handle serves one such caller.
         """
         ...
 

@@ -14,7 +14,20 @@ if TYPE_CHECKING:
 
     from outlast.job import Lost
 
-__all__ = ["ENDED", "OOPS", "FullStore", "add", "get", "ids", "job", "start", "take", "waiting"]
+__all__ = [
+    "ENDED",
+    "OOPS",
+    "FullStore",
+    "add",
+    "get",
+    "idle",
+    "ids",
+    "job",
+    "soon",
+    "start",
+    "take",
+    "waiting",
+]
 
 OOPS = Failure(kind="error", message="oops", type="ValueError", traceback="Traceback ...")
 ENDED = (Status.DONE, Status.DEAD, Status.CANCELLED)
@@ -92,7 +105,35 @@ def ids(claims: Sequence[Claim | Lost | Job]) -> list[str]:
 
 async def waiting(awaitable: Any) -> asyncio.Task[Any]:
     """Begin something that must wait, and see that it does."""
-    task = asyncio.ensure_future(awaitable)
+    task: asyncio.Task[Any] = asyncio.ensure_future(awaitable)
     done, _ = await asyncio.wait((task,), timeout=0.05)
     assert not done, "it should have waited"
     return task
+
+
+async def idle(
+    store: FullStore,
+    *,
+    queues: Sequence[str] = ("default",),
+    tasks: Sequence[str | None] = (None,),
+    space: bool = False,
+    timeout: float = FOREVER,
+) -> asyncio.Task[None]:
+    """A wait like that of a worker with nothing to do: it looks, and waits when there is no news.
+
+    It may find news a few times, since early returns are allowed; it may not go on like that.
+    """
+    for _ in range(5):
+        assert await take(store, queues=queues, tasks=tasks) == []
+        task = asyncio.ensure_future(store.wait(queues, timeout, space=space))
+        done, _ = await asyncio.wait((task,), timeout=0.05)
+        if not done:
+            return task
+        task.result()
+    raise AssertionError("there is nothing to claim, but wait returns again and again")
+
+
+async def soon(task: asyncio.Task[Any]) -> Any:
+    """The result of something that has every reason to be done now."""
+    async with asyncio.timeout(5):
+        return await task

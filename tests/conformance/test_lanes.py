@@ -47,6 +47,13 @@ async def test_others_pass_a_held_lane(store: FullStore) -> None:
     assert ids(await take(store, 3)) == ["z"]
 
 
+async def test_others_pass_a_held_lane_newest_first(store: FullStore) -> None:
+    await add(store, job("x"), job("y", lane="m"), job("z"))
+    await add(store, *(job(f"lane {n}", lane="l") for n in range(60)))
+    assert ids(await take(store, 3, newest=True)) == ["lane 59", "z", "y"]
+    assert ids(await take(store, 3, newest=True)) == ["x"]
+
+
 @pytest.mark.parametrize("end", ENDINGS)
 async def test_the_next_one_comes_after_the_end(store: FullStore, end: str) -> None:
     await add(store, job("1", lane="l"), job("2", lane="l"), job("3", lane="l"))

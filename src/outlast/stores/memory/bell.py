@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 __all__ = ["Bell", "Topic", "Waiter"]
 
 Topic = tuple[str, str]
-"""What somebody waits for: ("news", queue), ("ends", queue) or ("job", id)."""
+"""What somebody waits for: ("news", queue), ("room", queue) or ("job", id)."""
 
 
 class Waiter:

@@ -97,7 +97,7 @@ class MemoryStore:
             try:
                 return room.add(jobs, capacity, self._clock.now())
             except QueueFull:
-                self._look("ends", {job.queue for job in jobs})
+                self._look("room", {job.queue for job in jobs})
                 raise
 
     async def claim(
@@ -169,7 +169,7 @@ class MemoryStore:
             return room.prune(limit, self._clock.now())
 
     async def wait(self, queues: Sequence[str], timeout: float, *, space: bool = False) -> None:
-        kind = "ends" if space else "news"
+        kind = "room" if space else "news"
         topics = [(kind, queue) for queue in queues]
         deadline = self._clock.monotonic() + timeout
         self._check_open()

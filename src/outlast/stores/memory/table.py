@@ -110,6 +110,7 @@ class Table:
         self.running[worker][job.id] = row
         if row.lane is not None:
             row.lane.holder = row
+        self.bell.ring(("room", row.line.queue))
         return job
 
     def requeue(self, row: Row, job: Job, now: float) -> None:
@@ -125,7 +126,7 @@ class Table:
             row.lane.holder = None
             self._free(row.lane)
         self._put(row, now)
-        self.bell.ring(("ends", row.line.queue))
+        self.bell.ring(("room", row.line.queue))
 
     def end(
         self,
@@ -177,7 +178,7 @@ class Table:
         row.stamp += 1
         row.line.counts[row.job.status] -= 1
         del self.rows[row.job.id]
-        self.bell.ring(("ends", row.line.queue))
+        self.bell.ring(("room", row.line.queue))
         self.bell.call(("job", row.job.id))
 
     def drop_key(self, job: Job) -> None:
@@ -262,7 +263,7 @@ class Table:
         )
         self._leave_lane(row)
         self._remember_key(job, now)
-        self.bell.ring(("ends", row.line.queue))
+        self.bell.ring(("room", row.line.queue))
         self.bell.call(("job", job.id))
         if status is Status.DEAD or job.keep is None:
             return
