@@ -137,7 +137,11 @@ def _named_tuple_fields(origin: Any, hints: dict[str, Any]) -> list[FoundField]:
 
 
 def _typed_dict_fields(origin: Any, hints: dict[str, Any]) -> list[FoundField]:
+    # The class itself can't see the marks in annotations that are still text.
+    marks = {typing.Required: True, typing.NotRequired: False}
     return [
-        FoundField(name, hint, None, name in origin.__required_keys__)
+        FoundField(
+            name, hint, None, marks.get(typing.get_origin(hint), name in origin.__required_keys__)
+        )
         for name, hint in hints.items()
     ]

@@ -26,9 +26,11 @@ __all__ = [
     "StrKind",
 ]
 
-# CPython refuses to print longer ones by default (CVE-2020-10735), and msgspec to read them.
+# CPython refuses to print longer ones by default (CVE-2020-10735), and msgspec to read them, which
+# counts the sign.
 MAX_DIGITS = 4300
 _TOO_BIG = 10**MAX_DIGITS
+_TOO_SMALL = -(10 ** (MAX_DIGITS - 1))
 
 
 class _Scalar(Kind):
@@ -96,7 +98,7 @@ class IntKind(_Scalar):
 
     def same(self, values: Collection[Any]) -> bool:
         return set(map(type, values)) == {int} and (
-            min(values) > -_TOO_BIG and max(values) < _TOO_BIG
+            min(values) > _TOO_SMALL and max(values) < _TOO_BIG
         )
 
 
@@ -126,8 +128,8 @@ class FloatKind(_Scalar):
 
 
 def _check_int(value: int) -> None:
-    if not -_TOO_BIG < value < _TOO_BIG:
-        raise Misfit(f"an int of more than {MAX_DIGITS} digits (the limit)")
+    if not _TOO_SMALL < value < _TOO_BIG:
+        raise Misfit(f"an int of more than {MAX_DIGITS} digits and sign (the limit)")
 
 
 def _check_float(value: float) -> None:

@@ -1,0 +1,1 @@
+"""The codec: what comes back, what is refused, and what strangers may write."""
