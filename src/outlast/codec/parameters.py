@@ -132,14 +132,12 @@ def _who_names(fn: Callable[..., Any], name: str | None) -> str:
         written = fn.__annotations__
     except NameError:  # Python 3.14 looks them up only here
         return ""
-    found = [
-        f"parameter {parameter!r} is annotated {annotation!r}, but "
-        if parameter != "return"
-        else f"the result is annotated {annotation!r}, but "
-        for parameter, annotation in written.items()
-        if isinstance(annotation, str) and name and name in annotation
-    ]
-    return found[0] if found else ""
+    for parameter, annotation in written.items():
+        text = annotation if isinstance(annotation, str) else type_name(annotation)
+        if name and name in text:
+            what = "the result" if parameter == "return" else f"parameter {parameter!r}"
+            return f"{what} is annotated {text!r}, but "
+    return ""
 
 
 def _awaited(annotation: Any) -> Any:
