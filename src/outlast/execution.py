@@ -55,8 +55,10 @@ __all__ = [
     "Runnable",
     "ThreadRun",
     "Threads",
+    "TimedOut",
     "crashed",
     "current",
+    "describe",
     "execute",
     "failed",
 ]
@@ -197,7 +199,11 @@ class Current:
         """
         if value is not None and not 0 <= value <= 1:
             raise ValueError(f"progress {value!r}: use a fraction from 0 to 1, or None")
-        self._tell(Progress(id=self._job.id, value=value, text=_clean(str(text), MAX_MESSAGE)))
+        self.pass_on(Progress(id=self._job.id, value=value, text=_clean(str(text), MAX_MESSAGE)))
+
+    def pass_on(self, progress: Progress) -> None:
+        """The worker's part: progress that a process of its own reported."""
+        self._tell(progress)
 
     def interrupt(self, why: Why) -> bool:
         """The worker's part: note why the run is to end. From any thread; whether that is news.
@@ -280,7 +286,7 @@ async def _call(
                 return await call()
         except BaseException as error:
             if limit.expired() and run.why is None:
-                raise _TimedOut(job.timeout, error) from None
+                raise TimedOut(job.timeout, error) from None
             raise
     if task.kind == "thread" and means.threads is not None:
         return await _in_thread(call, job, run, means.threads)
@@ -299,7 +305,7 @@ async def _in_process(
         return _verdict(claim, task, run, error, means, began)
 
 
-class _TimedOut(Exception):
+class TimedOut(Exception):
     """Carries the fact that a run's time was up, and what it raised when it was told so."""
 
     def __init__(self, timeout: float | None, cause: BaseException | None = None) -> None:
@@ -321,7 +327,7 @@ async def _in_thread(call: Callable[[], Any], job: Job, run: Current, threads: T
         await asyncio.wait((thread.ended,))
     value, error = thread.ended.result()
     if not finished and run.why is None:
-        raise _TimedOut(job.timeout, error)
+        raise TimedOut(job.timeout, error)
     if error is not None:
         raise error
     # A plain function may well hand back a coroutine; that one belongs in the loop.
@@ -415,7 +421,7 @@ def crashed(claim: Claim, failure: Failure) -> Verdict:
 
 def _cause(error: BaseException) -> BaseException:
     """What the policy is asked about: a timeout is a TimeoutError, a stray cancel an Exception."""
-    if isinstance(error, _TimedOut):
+    if isinstance(error, TimedOut):
         return TimeoutError(str(error))
     if isinstance(error, CancelledError):
         return RuntimeError("cancelled itself")
@@ -431,8 +437,8 @@ def _first_start(job: Job) -> float | None:
 
 def describe(error: BaseException, *, message: str | None = None) -> Failure:
     """A failure as text, whatever the exception does when it is asked for its own."""
-    kind = "timeout" if isinstance(error, _TimedOut) else "error"
-    shown = error.cause if isinstance(error, _TimedOut) and error.cause else error
+    kind = "timeout" if isinstance(error, TimedOut) else "error"
+    shown = error.cause if isinstance(error, TimedOut) and error.cause else error
     if message is None:
         message = "the task asked to be tried again" if isinstance(error, Retry) else ""
         if isinstance(error, CancelledError):

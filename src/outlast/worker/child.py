@@ -106,6 +106,7 @@ class _Child:
             grace=options.grace,
             kill=lambda: os._exit(EXIT_BLOCKED),
             before_claims=self._report,
+            home=options.target.partition(":")[0],
         )
         _on_signals(self._loop, self._stop)
         threading.Thread(target=self._obey, daemon=True).start()

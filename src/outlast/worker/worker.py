@@ -16,6 +16,7 @@ from outlast.lifeline import Lifeline
 from outlast.limits import check_name
 from outlast.worker.claims import MAX_AHEAD, MAX_UNSETTLED, Claims
 from outlast.worker.crew import Crew
+from outlast.worker.processes import WorkerProcesses
 from outlast.worker.renew import Renewal
 from outlast.worker.settle import Settling
 from outlast.worker.side import Outage, Side
@@ -50,8 +51,10 @@ class Worker:
     ``open_store`` gives a store that is not open yet; it is called twice. ``lease`` is how many
     seconds a job stays ours without a sign of life, ``grace`` how many a running job has to end
     after ``stop``. ``id`` must never be used twice; without it one is made. ``renew_on="loop"``
-    does without any thread of our own, for simulations; then a task that blocks the event loop
-    can lose its lease. ``kill`` ends this process when a task blocks the loop for too long.
+    does without any thread or process of our own, for simulations: plain functions then run in
+    the event loop, and a task that blocks it can lose its lease. ``kill`` ends this process when a
+    task blocks the loop for too long. ``before_claims`` is awaited when the store is open. ``home``
+    is a module that defines the ``processes=True`` tasks, if the functions' own modules don't.
 
     Raises ``ConfigurationError`` if an option is wrong.
     """
@@ -72,6 +75,7 @@ class Worker:
         renew_on: Literal["thread", "loop"] = "thread",
         kill: Callable[[], None] | None = None,
         before_claims: Callable[[Worker], Awaitable[None]] | None = None,
+        home: str | None = None,
     ) -> None:
         _check(queues, concurrency, lease, grace)
         self.queues = tuple(dict.fromkeys(queues))
@@ -93,6 +97,7 @@ class Worker:
         self._on_thread = renew_on == "thread"
         self._kill = kill
         self._before_claims = before_claims
+        self._home = home
         self._stopping = False
         self._hurrying = False
         self._stop: asyncio.Future[None] | None = None
@@ -142,7 +147,12 @@ class Worker:
     async def _work(self, store: Store) -> None:
         threads = WorkerThreads(self.concurrency)
         settling = Settling(store, self.clock, self._hooks)
-        means = Means(clock=self.clock, chance=self.chance, marks=self.marks, threads=threads)
+        processes = WorkerProcesses(self._home)
+        means = Means(
+            clock=self.clock, chance=self.chance, marks=self.marks,
+            threads=threads if self._on_thread else None,
+            processes=processes if self._on_thread else None,
+        )  # fmt: skip
         crew = Crew(self._tasks, means, self.marks, settling.put, self._hooks, self.concurrency)
         settling.settled, crew.fail = crew.settled, self._fail
         claims = Claims(
@@ -166,6 +176,7 @@ class Worker:
         finally:
             await side.stop()
             threads.close()
+            await processes.close()
             self._let_go(crew)
         tell(self._hooks, "worker_stopped", self.id)
 
