@@ -6,7 +6,11 @@ import os
 import random
 import time
 import weakref
-from typing import Protocol
+from functools import cache
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 __all__ = ["Chance", "SeededChance", "SystemChance"]
 
@@ -28,8 +32,22 @@ class Chance(Protocol):
 
 
 def _uuid7(millis: int, sequence: int, tail: int) -> str:
-    m, t = f"{millis:012x}", f"{2 << 62 | tail:016x}"
-    return f"{m[:8]}-{m[8:]}-7{sequence:03x}-{t[:4]}-{t[4:]}"
+    return f"{_stamp(millis)}{_sequences()[sequence]}{_tail(tail)}"
+
+
+def _stamp(millis: int) -> str:
+    return f"{millis >> 16:08x}-{millis & 0xFFFF:04x}-7"
+
+
+def _tail(bits: int) -> str:
+    text = (bits | 2 << 62).to_bytes(8, "big").hex()
+    return f"{text[:4]}-{text[4:]}"
+
+
+@cache
+def _sequences() -> Sequence[str]:
+    """Every value of the twelve bits below the millisecond, as they stand in an id."""
+    return tuple(f"{n:03x}-" for n in range(4096))
 
 
 class SystemChance:
@@ -39,11 +57,14 @@ class SystemChance:
     their ids, and it is seeded anew in a forked child.
     """
 
-    __slots__ = ("__weakref__", "_last", "_random")
+    __slots__ = ("__weakref__", "_last", "_millis", "_random", "_sequences", "_stamp")
 
     def __init__(self) -> None:
         self._random = random.Random()
         self._last = 0
+        self._millis = 0
+        self._stamp = ""
+        self._sequences = _sequences()
         if hasattr(os, "register_at_fork"):
             fresh = weakref.WeakMethod(self._after_fork)
             os.register_at_fork(after_in_child=lambda: (fresh() or _nothing)())
@@ -54,7 +75,11 @@ class SystemChance:
         if stamp <= self._last:
             stamp = self._last + 1
         self._last = stamp
-        return _uuid7(stamp >> 12, stamp & 0xFFF, self._random.getrandbits(62))
+        millis = stamp >> 12
+        if millis != self._millis:
+            self._millis, self._stamp = millis, _stamp(millis)
+        text = (self._random.getrandbits(62) | 0x8000000000000000).to_bytes(8, "big").hex()
+        return f"{self._stamp}{self._sequences[stamp & 0xFFF]}{text[:4]}-{text[4:]}"
 
     def token(self) -> bytes:
         return os.urandom(16)

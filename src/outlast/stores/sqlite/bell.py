@@ -19,10 +19,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-__all__ = ["ENDED", "WORK", "Bell"]
+__all__ = ["ALL", "ENDED", "ROOM", "WORK", "Bell"]
 
-WORK, ENDED = 1, 2
-"""News: jobs may have become claimable; jobs may have ended."""
+WORK, ENDED, ROOM = 1, 2, 4
+"""News: jobs may have become claimable; jobs may have ended; fewer jobs may be queued."""
+ALL = WORK | ENDED | ROOM
 
 _SUFFIX = ".bell"
 _POLL = 0.02
@@ -88,7 +89,7 @@ class Bell:
         while self._stop is not None:
             time.sleep(_POLL)
             if changed():
-                self._heard(WORK | ENDED)
+                self._heard(ALL)
 
     # -- ringing
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from outlast.job import Claim, Failure
-from outlast.stores.sqlite.bell import WORK
+from outlast.stores.sqlite.bell import ROOM, WORK
 from outlast.stores.sqlite.rows import COLUMNS, crc, dump, fetch, job_from, parse_rows
 from outlast.stores.sqlite.schema import CANCELLED, DEAD, READY, RUNNING, WAITING
 
@@ -22,7 +22,7 @@ __all__ = ["claim", "expire", "sequence"]
 
 _AHEAD = (
     "SELECT EXISTS (SELECT 1 FROM jobs WHERE state = 0 AND due <= ?1),"
-    " EXISTS (SELECT 1 FROM jobs WHERE expires_at <= ?1 AND state < 3),"
+    " EXISTS (SELECT 1 FROM jobs WHERE expires_at <= ?1 AND state < 3 AND space = ?2),"
     " EXISTS (SELECT 1 FROM jobs WHERE space = ?2 AND lane IS NOT NULL AND state < 4)"
 )
 _DUE = "SELECT seq, line FROM jobs WHERE state = 0 AND due <= ? ORDER BY due LIMIT ?"
@@ -33,7 +33,7 @@ _COME_DUE = (
 _PROMOTE = f"UPDATE jobs SET state = 1 WHERE seq IN (SELECT seq FROM ({_DUE}))"
 _EXPIRED = (
     "SELECT seq, id, line, state, key, lane, opts FROM jobs"
-    " WHERE expires_at <= ? AND state < 3 LIMIT ?"
+    " WHERE expires_at <= ? AND state < 3 AND space = ? LIMIT ?"
 )
 _READY_LINES = (
     "SELECT json_group_array(id) FROM lines WHERE space = ?1 AND ready > 0"
@@ -121,6 +121,7 @@ def claim(
         execute(_TAKE % _SOME, (*taken, dump(chosen).decode()))
     else:
         execute(_TAKE % _candidates(lines), (*taken, limit))
+    moves.tell(ROOM)
     claims = _read(moves, token, now, worker)
     if newest:
         claims.sort(key=lambda c: (-c.job.priority, c.job.rank, -sequence(c.receipt)))
@@ -157,7 +158,7 @@ def _promote(moves: Moves, now: float) -> None:
 
 def expire(moves: Moves, limit: int) -> int:
     """Cancel queued jobs past their ``expires_at``; how many."""
-    rows = fetch(moves.connection, _EXPIRED, moves.clock.now(), limit)
+    rows = fetch(moves.connection, _EXPIRED, moves.clock.now(), moves.space, limit)
     moves.end(rows, CANCELLED, Failure(kind="expired", message="not started before it expired"))
     return len(rows)
 

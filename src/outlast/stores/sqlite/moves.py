@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from outlast.errors import KeyConflict
 from outlast.job import Added, Failure
-from outlast.stores.sqlite.bell import ENDED, WORK
+from outlast.stores.sqlite.bell import ENDED, ROOM, WORK
 from outlast.stores.sqlite.rows import crc, dump, fetch, load_opts, opts_of
 from outlast.stores.sqlite.schema import CANCELLED, DEAD, DONE, HELD, READY, RUNNING, WAITING
 
@@ -27,12 +28,12 @@ _COUNT = (
     "UPDATE lines SET ready = ready + ?, delayed = delayed + ?, running = running + ?,"
     " done = done + ?, dead = dead + ?, cancelled = cancelled + ? WHERE id = ?"
 )
-_LIVE = "SELECT ifnull(sum(ready + delayed + running), 0) FROM lines WHERE space = ? AND queue = ?"
+_QUEUED = "SELECT ifnull(sum(ready + delayed), 0) FROM lines WHERE space = ? AND queue = ?"
 _KNOWN_IDS = (
     "SELECT id, line, crc FROM jobs WHERE space = ? AND id IN (SELECT value FROM json_each(?))"
 )
-_BRIEF = "INSERT INTO jobs (id, space, line, state, payload, crc, created_at, opts) VALUES"
-_FULL = (
+_ALIKE = "INSERT INTO jobs (id, payload, crc, space, line, created_at, opts, state) VALUES"
+_ANY = (
     "INSERT INTO jobs (id, space, line, state, payload, crc, created_at, opts,"
     " priority, rank, due, key, lane, expires_at) VALUES"
 )
@@ -204,31 +205,46 @@ class Moves:
 
     def add(self, jobs: Sequence[Job], capacity: int | None = None) -> list[Added]:
         """See ``Store.add``. Raises before anything is written, or leaves nothing written."""
-        if capacity is not None:
-            self._check_capacity(jobs, capacity)
-        return self._add(jobs)
+        if capacity is None or self._overflow(jobs, capacity) is None:
+            return self._add(jobs)
+        # Full, unless what makes it too many is there already.
+        self.connection.execute("SAVEPOINT room")
+        try:
+            return self._add(jobs, capacity=capacity)
+        except BaseException:
+            self.connection.execute("ROLLBACK TO room")
+            raise
+        finally:
+            self.connection.execute("RELEASE room")
 
     def add_following(self, jobs: Sequence[Job]) -> None:
         """The ``then`` of verdicts: where a key is taken, the job that holds it stands."""
         self._add(jobs, lenient=True)
 
-    def _check_capacity(self, jobs: Sequence[Job], capacity: int) -> None:
+    def _overflow(self, jobs: Sequence[Job], capacity: int) -> str | None:
+        """What is too full for these jobs, if anything is."""
         self.flush()
         wanted: dict[str, int] = {}
         for job in jobs:
             wanted[job.queue] = wanted.get(job.queue, 0) + 1
         for queue, more in wanted.items():
-            live = self.connection.execute(_LIVE, (self.space, queue)).get
-            if live + more > capacity:
-                raise asyncio.QueueFull(f"queue {queue!r} holds {live} of {capacity}")
+            queued = self.connection.execute(_QUEUED, (self.space, queue)).get
+            if queued + more > capacity:
+                return f"queue {queue!r} holds {queued} of {capacity} jobs"
+        return None
 
-    def _add(self, jobs: Sequence[Job], *, lenient: bool = False) -> list[Added]:
+    def _add(
+        self, jobs: Sequence[Job], *, capacity: int | None = None, lenient: bool = False
+    ) -> list[Added]:
         answers: list[Added | None] = [None] * len(jobs)
-        if self.careful:
+        if self.careful or capacity is not None:
             self._answer_known(jobs, answers)
         if any(job.key is not None for job in jobs):
             self._answer_keyed(jobs, answers, lenient=lenient)
         fresh = [job for job, answer in zip(jobs, answers, strict=True) if answer is None]
+        full = None if capacity is None else self._overflow(fresh, capacity)
+        if full:
+            raise asyncio.QueueFull(full)
         if fresh and self._insert(fresh) != len(fresh):
             raise Careful
         return [answer or Added(job.id) for job, answer in zip(jobs, answers, strict=True)]
@@ -288,54 +304,67 @@ class Moves:
         return holders
 
     def _insert(self, jobs: Sequence[Job]) -> int:
-        now, space = self.clock.now(), self.space
-        lines: dict[tuple[str, str | None], int] = {}
-        rows: list[tuple[Any, ...]] = []
-        waiting: dict[int, int] = {}
-        plain = True
+        """Write the rows; how many were not there yet."""
+        self.tell(WORK)
+        return self._insert_alike(jobs) or self._insert_any(jobs)
+
+    def _insert_alike(self, jobs: Sequence[Job]) -> int:
+        """The usual batch: many calls of one task, nothing special about any; else 0."""
+        first = jobs[0]
+        queue, task, opts = first.queue, first.task, opts_of(first)
+        flat: list[Any] = []
         for job in jobs:
-            name = (job.queue, job.task)
-            line = lines.get(name)
-            if line is None:
-                line = lines[name] = self.line(job.queue, job.task)
-            due, state = job.run_at, READY
+            if not (
+                job.task == task
+                and job.queue == queue
+                and job.priority == 0
+                and job.delay is job.run_at is job.ttl is job.expires_at is None
+                and job.key is job.lane is None
+                and not job.rank
+                and opts_of(job) == opts
+            ):
+                return 0
+            flat += (job.id, job.payload, crc(job.id, job.payload))
+        line = self.line(queue, task)
+        self.count(line, READY, len(jobs))
+        shared = [self.space, line, self.clock.now(), opts]
+        inserted, at = 0, 0
+        for size in _CHUNKS:
+            while len(jobs) - at >= size:
+                self.connection.execute(_alike(size), shared + flat[3 * at : 3 * (at + size)])
+                inserted += self.connection.changes()
+                at += size
+        return inserted
+
+    def _insert_any(self, jobs: Sequence[Job]) -> int:
+        now, space = self.clock.now(), self.space
+        rows: list[tuple[Any, ...]] = []
+        for job in jobs:
+            line = self.line(job.queue, job.task)
+            due = job.run_at
             if job.delay is not None and job.delay > 0:
                 due = now + job.delay
-            if due is not None and due > now:
-                state = WAITING
-            expires = job.expires_at if job.ttl is None else now + job.ttl
-            if plain and not (
-                job.priority == 0
-                and due is None
-                and expires is None
-                and job.key is None
-                and job.lane is None
-                and not job.rank
-            ):
-                plain = False
-            payload = job.payload
-            row = (job.id, space, line, state, payload, crc(job.id, payload), now, opts_of(job))
-            if state == WAITING:
-                waiting[line] = waiting.get(line, 0) + 1
-            else:
-                self.count(line, READY, 1)
+            state = WAITING if due is not None and due > now else READY
+            self.count(line, state, 1)
             rows.append(
                 (
-                    *row,
+                    job.id,
+                    space,
+                    line,
+                    state,
+                    job.payload,
+                    crc(job.id, job.payload),
+                    now,
+                    opts_of(job),
                     job.priority,
                     job.rank,
                     _INFINITY if due is None else due,
                     job.key,
                     job.lane,
-                    expires,
+                    job.expires_at if job.ttl is None else now + job.ttl,
                 )
             )
-        for line, number in waiting.items():
-            self.count(line, WAITING, number)
-        self.tell(WORK)
-        if plain:
-            return self.values(_BRIEF, _ONCE, [row[:8] for row in rows])
-        return self.values(_FULL, _ONCE, rows)
+        return self.values(_ANY, _ONCE, rows)
 
     # -- ending
 
@@ -367,7 +396,7 @@ class Moves:
         ]
         self.free_keys(keyed)
         self.free_lanes(lane for *_, lane, _ in rows if lane is not None)
-        self.tell(ENDED)
+        self.tell(ENDED | ROOM)
 
     def free_keys(self, keyed: Sequence[tuple[str, str, str, float]]) -> None:
         """(task, key, id, until): remember the keys of ended jobs until then."""
@@ -379,6 +408,13 @@ class Moves:
         for lane in set(lanes):
             self.connection.execute(_NEXT_IN_LANE, (self.space, lane))
             self.tell(WORK)
+
+
+@cache
+def _alike(size: int) -> str:
+    """Rows that share all but id, payload and checksum: fewer values to bind."""
+    rows = (f"(?{5 + 3 * n},?{6 + 3 * n},?{7 + 3 * n},?1,?2,?3,?4,1)" for n in range(size))
+    return f"{_ALIKE}{','.join(rows)}{_ONCE}"
 
 
 def _keep_key(opts: str | None) -> float:

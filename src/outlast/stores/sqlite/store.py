@@ -12,6 +12,7 @@ import contextlib
 import logging
 import os
 import threading
+from concurrent.futures import Future
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -20,11 +21,11 @@ import apsw
 from outlast import lifeline
 from outlast.chance import SystemChance
 from outlast.clock import SystemClock
-from outlast.errors import DurabilityError, StoreClosed, StoreError, StoreFull
+from outlast.errors import DurabilityError, StoreClosed, StoreError
 from outlast.limits import check_job
 from outlast.store import Durability, Feature
 from outlast.stores.sqlite import files, schema, upkeep
-from outlast.stores.sqlite.bell import ENDED, WORK, Bell
+from outlast.stores.sqlite.bell import ALL, ENDED, ROOM, WORK, Bell
 from outlast.stores.sqlite.claims import claim
 from outlast.stores.sqlite.ledger import Reads
 from outlast.stores.sqlite.moves import Moves
@@ -90,7 +91,7 @@ class SqliteStore:
         self._reader: Reader | None = None
         self._bell: Bell | None = None
         self._ballast = files.Ballast(files.companion(self.path))
-        self._news = {WORK: 0, ENDED: 0}
+        self._news = {WORK: 0, ENDED: 0, ROOM: 0}
         self._looked: dict[tuple[int, str], int] = {}
         self._waiters: set[Waiter] = set()
 
@@ -147,21 +148,26 @@ class SqliteStore:
         self._bell = Bell(folder, self._chance.token().hex(), self._heard)
         self._pid = os.getpid()
         for worker, cause in lifeline.dead(folder):
-            self._wait_for(
-                self._op(partial(upkeep.recover_worker, worker=worker, cause=cause), synced=True)
-            )
+            self._hand_over(
+                Op(partial(upkeep.recover_worker, worker=worker, cause=cause), synced=True)
+            ).result()
 
     def _note_restart(self, connection: apsw.Connection) -> None:
         """After a restart of the machine nobody runs anything, and its clock begins anew."""
         boot = schema.boot_id()
         if not boot:
             return
-        connection.set_busy_timeout(5000)
+        connection.set_busy_timeout(30_000)
+        known = "SELECT value FROM meta WHERE name = 'boot'"
+        if connection.execute(known).get == boot:
+            return
+        # Only one of those that open at once may do it: the others have claims by then.
+        connection.execute("BEGIN IMMEDIATE")
         with connection:
-            found = connection.execute("SELECT value FROM meta WHERE name = 'boot'").get
-            if found != boot:
+            if connection.execute(known).get != boot:
                 connection.execute("UPDATE jobs SET lease = -1 WHERE state = 3")
                 connection.execute("INSERT OR REPLACE INTO meta VALUES ('boot', ?)", (boot,))
+        connection.execute("COMMIT")
 
     async def close(self) -> None:
         await asyncio.to_thread(self.close_now)
@@ -176,7 +182,7 @@ class SqliteStore:
             writer.close()
             reader.close()
             bell.close()
-        self._heard(WORK | ENDED)
+        self._heard(ALL)
 
     # -- the protocol
 
@@ -185,24 +191,22 @@ class SqliteStore:
 
     def add_now(self, jobs: Sequence[Job], capacity: int | None = None) -> list[Added]:
         """``add`` for callers without an event loop; blocks until it is durable."""
-        return self._wait_for(self._add_op(jobs, capacity))
+        return self._hand_over(self._add_op(jobs, capacity)).result()
 
     def _add_op(self, jobs: Sequence[Job], capacity: int | None) -> Op[list[Added]]:
         for job in jobs:
             check_job(job)
-        if not self._ballast.room():
-            raise StoreFull(
-                f"the disk of {self.path} is nearly full; new jobs are refused so that those"
-                " accepted can be settled. Nothing was stored"
-            )
-        if capacity is not None:
-            self._look(ENDED, {job.queue for job in jobs})
-        return self._op(
-            partial(Moves.add, jobs=jobs, capacity=capacity),
-            synced=True,
-            size=len(jobs),
-            ids=[job.id for job in jobs],
-        )
+        simple = capacity is None and not any(job.key for job in jobs)
+        run = partial(self._adding, jobs=jobs, capacity=capacity)
+        return Op(run, True, len(jobs), jobs, simple)
+
+    def _adding(self, moves: Moves, jobs: Sequence[Job], capacity: int | None) -> list[Added]:
+        seen = self._news[ROOM]
+        try:
+            return moves.add(jobs, capacity)
+        except asyncio.QueueFull:
+            self._look(ROOM, {job.queue for job in jobs}, seen)
+            raise
 
     async def claim(
         self,
@@ -226,8 +230,28 @@ class SqliteStore:
         newest: bool = False,
     ) -> list[Claim]:
         """``claim`` for callers without an event loop; blocks."""
+        return self.claim_soon(queues, tasks, limit, lease, worker, newest).result()
+
+    def claim_soon(
+        self,
+        queues: Sequence[str],
+        tasks: Sequence[str | None],
+        limit: int,
+        lease: float,
+        worker: str,
+        newest: bool = False,
+    ) -> Future[list[Claim]]:
+        """``claim`` for callers without an event loop; the future is set by the writer's thread.
+
+        Cancelled before that, the claims go back at once.
+        """
         op = self._claim_op(queues, tasks, limit, lease, worker, newest)
-        return [] if op is None else self._wait_for(op)
+        if op is None:
+            nothing: Future[list[Claim]] = Future()
+            nothing.set_result([])
+            return nothing
+        op.undo = self._unclaim
+        return self._hand_over(op)
 
     def _claim_op(
         self,
@@ -241,52 +265,48 @@ class SqliteStore:
         self._check_open()
         if limit <= 0:
             return None
-        self._look(WORK, queues)
-        run = partial(
-            claim,
-            chance=self._chance,
-            queues=queues,
-            tasks=tasks,
-            limit=limit,
-            lease=lease,
-            worker=worker,
-            newest=newest,
-        )
-        return self._op(run, synced=False, size=limit)
+        self._listening()
+
+        def run(moves: Moves) -> list[Claim]:
+            seen = self._news[WORK]
+            found = claim(moves, self._chance, queues, tasks, limit, lease, worker, newest)
+            if len(found) < limit:
+                self._look(WORK, queues, seen)
+            return found
+
+        return Op(run, False, limit)
 
     async def settle(self, verdicts: Sequence[Verdict]) -> list[Lost]:
         return await self._do(self._settle_op(verdicts)) if verdicts else []
 
     def settle_now(self, verdicts: Sequence[Verdict]) -> list[Lost]:
         """``settle`` for callers without an event loop; blocks until it is durable."""
-        return self._wait_for(self._settle_op(verdicts)) if verdicts else []
+        return self._hand_over(self._settle_op(verdicts)).result() if verdicts else []
 
     def _settle_op(self, verdicts: Sequence[Verdict]) -> Op[list[Lost]]:
         for verdict in verdicts:
             for job in verdict.then:
                 check_job(job)
-        return self._op(partial(settle, verdicts=verdicts), synced=True, size=len(verdicts))
+        return Op(partial(settle, verdicts=verdicts), synced=True, size=len(verdicts))
 
     async def renew(
         self, claims: Sequence[Claim], lease: float, notes: Sequence[Progress] = ()
     ) -> list[Lost]:
         run = partial(upkeep.renew, claims=claims, lease=lease, notes=notes)
-        return await self._do(self._op(run, synced=False, size=len(claims)))
+        return await self._do(Op(run, synced=False, size=len(claims)))
 
     async def recover(self, limit: int) -> int:
-        return await self._do(self._op(partial(upkeep.recover, limit=limit), synced=True))
+        return await self._do(Op(partial(upkeep.recover, limit=limit), synced=True))
 
     async def recover_worker(self, worker: str, cause: Death) -> int:
         run = partial(upkeep.recover_worker, worker=worker, cause=cause)
-        return await self._do(self._op(run, synced=True))
+        return await self._do(Op(run, synced=True))
 
     async def prune(self, limit: int) -> int:
-        return await self._do(
-            self._op(partial(upkeep.prune, limit=limit), synced=False, size=limit)
-        )
+        return await self._do(Op(partial(upkeep.prune, limit=limit), synced=False, size=limit))
 
     async def wait(self, queues: Sequence[str], timeout: float, *, space: bool = False) -> None:
-        kind = ENDED if space else WORK
+        kind = ROOM if space else WORK
         deadline = self._clock.monotonic() + timeout
         while True:
             self._check_open()
@@ -344,10 +364,10 @@ class SqliteStore:
         )
 
     async def cancel(self, ids: Sequence[str]) -> Sequence[Cancelled]:
-        return await self._do(self._op(partial(upkeep.cancel, ids=ids), synced=True, size=len(ids)))
+        return await self._do(Op(partial(upkeep.cancel, ids=ids), synced=True, size=len(ids)))
 
     async def revive(self, ids: Sequence[str]) -> Sequence[bool]:
-        return await self._do(self._op(partial(upkeep.revive, ids=ids), synced=True, size=len(ids)))
+        return await self._do(Op(partial(upkeep.revive, ids=ids), synced=True, size=len(ids)))
 
     async def purge(self, queue: str, status: Sequence[Status], *, dry_run: bool = False) -> int:
         if dry_run:
@@ -355,7 +375,7 @@ class SqliteStore:
         total = 0
         while True:
             run = partial(upkeep.purge, queue=queue, status=status)
-            gone = await self._do(self._op(run, synced=True))
+            gone = await self._do(Op(run, synced=True))
             total += gone
             if not gone:
                 return total
@@ -378,13 +398,13 @@ class SqliteStore:
         return await self._read(partial(Reads.lines, now=self._clock.now()))
 
     async def pause(self, queue: str, paused: bool = True) -> None:
-        await self._do(self._op(partial(upkeep.pause, queue=queue, paused=paused), synced=True))
+        await self._do(Op(partial(upkeep.pause, queue=queue, paused=paused), synced=True))
 
     async def beat(self, info: WorkerInfo) -> None:
-        await self._do(self._op(partial(upkeep.beat, info=info), synced=False))
+        await self._do(Op(partial(upkeep.beat, info=info), synced=False))
 
     async def leave(self, worker: str) -> None:
-        await self._do(self._op(partial(upkeep.leave, worker=worker), synced=False))
+        await self._do(Op(partial(upkeep.leave, worker=worker), synced=False))
 
     async def workers(self) -> Sequence[WorkerInfo]:
         return await self._read(partial(Reads.workers, since=self._clock.now() - _HOUR))
@@ -404,16 +424,6 @@ class SqliteStore:
             raise mapped(error, self.path) from error
 
     # -- the writer and the reader
-
-    def _op(
-        self,
-        run: Callable[[Moves], T],
-        *,
-        synced: bool,
-        size: int = 1,
-        ids: Sequence[str] | None = None,
-    ) -> Op[T]:
-        return Op(run, synced=synced, size=size, ids=ids)
 
     def _writing(self) -> Writer:
         self._check_open()
@@ -439,21 +449,23 @@ class SqliteStore:
     async def _do(self, op: Op[T], undo: Callable[[T], None] | None = None) -> T:
         """Cancelled in mid-call, the step is done or it is not; what it answered is undone."""
         writer = self._writing()
-        future = op.future()
+        reply: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        op.reply = reply
         writer.submit(op)
         try:
-            return await future
+            return await reply
         except asyncio.CancelledError:
             if undo is not None:
                 op.orphan(undo)
             raise
 
-    def _wait_for(self, op: Op[T]) -> T:
+    def _hand_over(self, op: Op[T]) -> Future[T]:
+        """For callers without an event loop: answered whether anybody waits or not."""
         writer = self._writing()
-        event = op.event()
+        reply: Future[T] = Future()
+        op.reply = reply
         writer.submit(op)
-        event.wait()
-        return op.answer()
+        return reply
 
     def _unclaim(self, claimed: Sequence[Claim]) -> None:
         """Nobody received these claims: they go back as if they had never been made."""
@@ -477,7 +489,7 @@ class SqliteStore:
             bell.ring(news)
 
     def _heard(self, news: int) -> None:
-        for kind in (WORK, ENDED):
+        for kind in (WORK, ENDED, ROOM):
             if news & kind:
                 self._news[kind] += 1
         for waiter in list(self._waiters):
@@ -485,9 +497,7 @@ class SqliteStore:
                 waiter.ring()
 
     def _listen(self, kind: int) -> Waiter:
-        bell = self._bell
-        if bell is not None:
-            bell.listen(self._changed)
+        self._listening()
         waiter = Waiter(kind)
         self._waiters.add(waiter)
         return waiter
@@ -497,11 +507,13 @@ class SqliteStore:
         reader = self._reader
         return reader is not None and reader.now(Reads.data_changed)
 
-    def _look(self, kind: int, queues: Sequence[str] | set[str]) -> None:
-        """The caller is about to see all that has happened to these queues by now."""
+    def _listening(self) -> None:
+        """Whoever looks wants to hear of what comes after; the first time costs a thread."""
         if self._bell is not None:
             self._bell.listen(self._changed)
-        count = self._news[kind]
+
+    def _look(self, kind: int, queues: Sequence[str] | set[str], count: int) -> None:
+        """The caller has seen all that had happened to these queues when ``count`` was read."""
         for queue in queues:
             self._looked[kind, queue] = count
 

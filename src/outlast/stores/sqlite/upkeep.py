@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from outlast.errors import JobNotFound, KeyConflict
 from outlast.job import Failure, Lost, Status
-from outlast.stores.sqlite.bell import ENDED, WORK
+from outlast.stores.sqlite.bell import ENDED, ROOM, WORK
 from outlast.stores.sqlite.claims import expire, sequence
 from outlast.stores.sqlite.rows import dump, fetch, load_opts
 from outlast.stores.sqlite.schema import (
@@ -56,7 +56,7 @@ _CHECK = (
 _NOTE = "UPDATE jobs SET progress = ? WHERE seq = ? AND receipt = ? AND state = 3"
 _OVERDUE = (
     f"SELECT {_ROW}, suspect, crashes, cancel FROM jobs INDEXED BY jobs_running"
-    " WHERE state = 3 AND lease <= ? LIMIT ?"
+    " WHERE state = 3 AND lease <= ? AND space = ? LIMIT ?"
 )
 _OF_WORKER = (
     f"SELECT {_ROW}, suspect, crashes, cancel FROM jobs INDEXED BY jobs_running"
@@ -69,7 +69,7 @@ _IS_PUT_BACK = (
     " lease = NULL, worker = NULL FROM v WHERE jobs.seq = v.s"
 )
 _SET_CRASHES = "UPDATE jobs SET crashes = ? WHERE seq = ?"
-_GONE = "SELECT seq, line, state FROM jobs WHERE gone_at <= ? LIMIT ?"
+_GONE = "SELECT seq, line, state FROM jobs WHERE gone_at <= ? AND space = ? LIMIT ?"
 _DONE = "SELECT ifnull(sum(done), 0) FROM lines WHERE space = ?"
 _OLDEST = (
     "SELECT seq, line, state FROM jobs WHERE gone_at IS NOT NULL AND state = 4 AND space = ?"
@@ -78,7 +78,7 @@ _OLDEST = (
 _DROP = "DELETE FROM jobs WHERE seq IN (SELECT value FROM json_each(?))"
 _OLD_KEYS = (
     "DELETE FROM keys WHERE (space, task, key) IN"
-    " (SELECT space, task, key FROM keys WHERE until <= ? LIMIT ?)"
+    " (SELECT space, task, key FROM keys WHERE until <= ? AND space = ? LIMIT ?)"
 )
 _BY_ID = f"SELECT {_ROW} FROM jobs WHERE id = ? AND space = ?"
 _ASK = "UPDATE jobs SET cancel = 1 WHERE seq = ?"
@@ -102,7 +102,7 @@ _BEAT = (
     " ON CONFLICT DO UPDATE SET seen_at = excluded.seen_at, info = excluded.info"
 )
 _LEAVE = "DELETE FROM workers WHERE space = ? AND id = ?"
-_FORGET = "DELETE FROM workers WHERE seen_at < ?"
+_FORGET = "DELETE FROM workers WHERE space = ? AND seen_at < ?"
 
 _STATES: dict[Status, tuple[int, ...]] = {
     Status.QUEUED: (WAITING, READY, HELD),
@@ -142,7 +142,9 @@ def renew(
 
 def recover(moves: Moves, limit: int) -> int:
     """See ``Store.recover``: nobody knows what became of these workers."""
-    rows = moves.connection.execute(_OVERDUE, (moves.clock.monotonic(), limit)).fetchall()
+    rows = moves.connection.execute(
+        _OVERDUE, (moves.clock.monotonic(), moves.space, limit)
+    ).fetchall()
     failure = Failure(kind="crash", message="the lease ran out: the worker died or was cut off")
     _return(moves, [(row, "crash" if row[7] else "suspect") for row in rows], failure)
     return len(rows)
@@ -212,7 +214,7 @@ def prune(moves: Moves, limit: int) -> int:
     done = expire(moves, limit)
     execute = moves.connection.execute
     if done < limit:
-        done += _drop(moves, fetch(moves.connection, _GONE, now, limit - done))
+        done += _drop(moves, fetch(moves.connection, _GONE, now, moves.space, limit - done))
     if done < limit:
         moves.flush()
         over = execute(_DONE, (moves.space,)).get - KEPT
@@ -221,9 +223,9 @@ def prune(moves: Moves, limit: int) -> int:
                 moves, fetch(moves.connection, _OLDEST, moves.space, min(over, limit - done))
             )
     if done < limit:
-        execute(_OLD_KEYS, (now, limit - done))
+        execute(_OLD_KEYS, (now, moves.space, limit - done))
         done += moves.connection.changes()
-    execute(_FORGET, (now - _WORKER_MEMORY,))
+    execute(_FORGET, (moves.space, now - _WORKER_MEMORY))
     return done
 
 
@@ -306,7 +308,7 @@ def purge(moves: Moves, queue: str, status: Sequence[Status]) -> int:
     _drop(moves, [(row[0], row[2], row[3]) for row in rows])
     moves.free_lanes(row[5] for row in rows if row[5] is not None)
     if rows:
-        moves.tell(ENDED)
+        moves.tell(ENDED | ROOM)
     return len(rows)
 
 

@@ -12,6 +12,7 @@ import os
 import threading
 import time
 from collections import deque
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 import apsw
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
+    from outlast.job import Job
     from outlast.store import Durability
     from outlast.stores.sqlite.files import Ballast, Identity
 
@@ -68,88 +70,62 @@ def mapped(error: apsw.Error, path: str) -> StoreError:
 class Op(Generic[T]):
     """One call waiting for the writer. ``synced``: its answer promises that it is on disk.
 
-    ``ids`` are those of an ``add``, which may be uncertain afterwards.
+    ``jobs`` are those of an ``add``; if it is ``simple`` nothing about it can be refused, so that
+    it may be merged with others. ``reply`` is where the caller waits, if anybody does.
     """
 
-    __slots__ = (
-        "_answer",
-        "_event",
-        "_future",
-        "_loop",
-        "_undo",
-        "error",
-        "ids",
-        "run",
-        "size",
-        "synced",
-    )
+    __slots__ = ("answer", "error", "jobs", "reply", "run", "simple", "size", "synced", "undo")
 
     def __init__(
         self,
         run: Callable[[Moves], T],
-        *,
         synced: bool,
         size: int = 1,
-        ids: Sequence[str] | None = None,
+        jobs: Sequence[Job] | None = None,
+        simple: bool = False,
     ) -> None:
         self.run = run
         self.synced = synced
         self.size = size
-        self.ids = ids
+        self.jobs = jobs
+        self.simple = simple
         self.error: BaseException | None = None
-        self._answer: Any = None
-        self._undo: Callable[[T], None] | None = None
-        self._event: threading.Event | None = None
-        self._future: asyncio.Future[T] | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-
-    def future(self) -> asyncio.Future[T]:
-        self._loop = asyncio.get_running_loop()
-        self._future = self._loop.create_future()
-        return self._future
-
-    def event(self) -> threading.Event:
-        self._event = threading.Event()
-        return self._event
-
-    def answer(self) -> T:
-        if self.error is not None:
-            raise self.error
-        return cast("T", self._answer)
-
-    def set(self, answer: Any) -> None:
-        self._answer = answer
+        self.answer: T | None = None
+        self.undo: Callable[[T], None] | None = None
+        self.reply: asyncio.Future[T] | Future[T] | None = None
 
     def orphan(self, undo: Callable[[T], None]) -> None:
         """In the loop of the caller, which was cancelled: nobody will see the answer."""
-        self._undo = undo
-        if self._future is None:  # it had been delivered, and is undone here
+        self.undo = undo
+        if self.reply is None:  # it had been delivered, and is undone here
             self._take_back()
 
     def _take_back(self) -> None:
-        if self._undo is not None and self.error is None and self._answer is not None:
-            self._undo(self._answer)
+        if self.undo is not None and self.error is None:
+            self.undo(cast("T", self.answer))
 
     def resolve(self) -> None:
-        """In the loop of the caller."""
-        future, self._future = self._future, None
-        if future is not None and future.cancelled():
+        """In the loop of the caller, or in the writer's thread if the caller blocks."""
+        reply, self.reply = self.reply, None
+        if reply is None:
+            return
+        if reply.cancelled():
             self._take_back()
-        elif future is not None and not future.done():
-            if self.error is not None:
-                future.set_exception(self.error)
-            else:
-                future.set_result(self._answer)
+        elif self.error is not None:
+            reply.set_exception(self.error)
+        else:
+            reply.set_result(cast("T", self.answer))
 
 
 def _deliver(ops: Sequence[Op[Any]]) -> None:
     """Answer callers: one wake-up for each loop, however many of its calls are done."""
     loops: dict[asyncio.AbstractEventLoop, list[Op[Any]]] = {}
     for op in ops:
-        if op._event is not None:
-            op._event.set()
-        if op._loop is not None:
-            loops.setdefault(op._loop, []).append(op)
+        if isinstance(op.reply, Future):
+            op.reply.set_running_or_notify_cancel()
+            op.resolve()
+        elif op.reply is not None:
+            loops.setdefault(op.reply.get_loop(), []).append(op)
     for loop, mine in loops.items():
         # A caller whose loop is closed has nobody to tell.
         with contextlib.suppress(RuntimeError):
@@ -300,6 +276,9 @@ class Writer:
         if self._broken is not None:
             self._fail(group, self._broken)
             return
+        group = self._refuse_if_full(group)
+        if not group:
+            return
         try:
             news = self._transact(group)
         except apsw.Error as error:
@@ -319,6 +298,18 @@ class Writer:
             if self._pages - self._checkpointed >= CHECKPOINT_PAGES:
                 self._checkpoint()
 
+    def _refuse_if_full(self, group: list[Op[Any]]) -> list[Op[Any]]:
+        """Without room, new jobs are refused, so that those accepted can be settled; the rest."""
+        adds = [op for op in group if op.jobs is not None]
+        if not adds or self._ballast.room():
+            return group
+        error = StoreFull(
+            f"the disk of {self._path} is nearly full; new jobs are refused so that those accepted"
+            " can be settled. Nothing was stored"
+        )
+        self._fail(adds, error)
+        return [op for op in group if op.jobs is None]
+
     def _transact(self, group: list[Op[Any]]) -> int:
         """Do the calls in one transaction and commit it; the sum of their news."""
         moves = self._moves
@@ -331,16 +322,15 @@ class Writer:
             try:
                 moves.begin(careful=careful)
                 done = 0
-                for op in group:
+                done = 0
+                for op in group if careful else self._merge_adds(group):
                     try:
                         op.error = None
-                        op.set(op.run(moves))
-                        done |= moves.take_news()
-                    except OutlastError as error:
+                        op.answer = op.run(moves)
+                    except (OutlastError, asyncio.QueueFull) as error:
                         # Refused before anything was written: the others are not concerned.
                         op.error = error
-                    except asyncio.QueueFull as error:
-                        op.error = error
+                    done |= moves.take_news()
                 moves.finish()
                 self._connection.execute("COMMIT")
                 break
@@ -354,6 +344,21 @@ class Writer:
                 raise
         self._identity.check()
         return done
+
+    def _merge_adds(self, group: Sequence[Op[Any]]) -> list[Op[Any]]:
+        """Write what many callers add in one statement; the calls that are still to be done.
+
+        Their order among the other calls doesn't matter: nobody has been answered yet.
+        """
+        adds = [op for op in group if op.simple]
+        if len(adds) < 2:
+            return list(group)
+        answers = self._moves.add([job for op in adds for job in op.jobs or ()])
+        at = 0
+        for op in adds:
+            op.answer = answers[at : at + op.size]
+            at += op.size
+        return [op for op in group if not op.simple]
 
     def _set_synchronous(self, level: int) -> None:
         if level == self._now_synchronous:
@@ -397,10 +402,10 @@ class Writer:
         for op in group:
             if op.error is None:
                 op.error = error
-                if uncertain and op.ids:
+                if uncertain and op.jobs:
                     op.error = EnqueueUncertain(
                         f"{error}; these jobs may or may not be stored, adding them again is safe",
-                        op.ids,
+                        [job.id for job in op.jobs],
                     )
         _deliver(group)
 
@@ -420,8 +425,8 @@ class Writer:
 
     def _make_room(self, group: list[Op[Any]], ours: StoreError) -> None:
         """The disk is full: refuse new work, and settle what is done from the ballast."""
-        adds = [op for op in group if op.ids is not None]
-        rest = [op for op in group if op.ids is None]
+        adds = [op for op in group if op.jobs is not None]
+        rest = [op for op in group if op.jobs is None]
         self._fail(adds, ours)
         if rest and self._ballast.drop():
             self._serve(rest)
