@@ -28,10 +28,11 @@ SPELLINGS = (CANARY, CODED, "S3cr3t", "3cr3t")
 ARGUMENTS: dict[str, tuple[str, ...] | None] = {
     "status": (), "jobs": (), "workers": (), "health": (), "show": ("x",), "retry": ("x",),
     "cancel": ("x",), "purge": ("default",), "pause": ("default",), "resume": ("default",),
-    "backup": ("copy.db",), "enqueue": ("shop:sum",), "worker": ("shop:app",),
+    "backup": ("copy.db",), "enqueue": ("shop:sum",), "worker": None,
     "demo": None, "bench": None,
 }  # fmt: skip
-"""What each command is given besides; None where it opens no store of the user's."""
+"""What each command is given besides; None where it opens no store of
+the user's, or becomes another program (tests/cli/test_worker.py looks at that one)."""
 
 
 def clean(text: str) -> bool:
@@ -75,7 +76,7 @@ def test_no_command_shows_it(
         naming = ("--app", "secretive:app")
     result = shop.run(command, *(ARGUMENTS[command] or ()), *naming, *debug)
     assert clean(result.output + result.stderr)
-    if how in ("option", "environment", "file") and command not in ("enqueue", "worker"):
+    if how in ("option", "environment", "file") and command != "enqueue":
         assert "postgresql://shop:***@" in result.output
 
 
@@ -122,8 +123,8 @@ def test_logs_hide_it_at_every_level(capsys: pytest.CaptureFixture[str]) -> None
     root, before = logging.getLogger(), logging.getLogger().handlers[:]
     level = root.level
     try:
-        screen = Screen((), {"OUTLAST_URL": f"redis://:{CANARY}@h"})
-        screen.start_logging("debug")
+        logging.basicConfig(level="DEBUG", force=True)
+        Screen((), {"OUTLAST_URL": f"redis://:{CANARY}@h"}).mask_logging()
         log = logging.getLogger("outlast.test")
         log.debug("connecting to %s", f"redis://:{CANARY}@h", extra={"job": f"x{CODED}"})
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 import traceback
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from outlast.cli.screen import Screen
 from outlast.cli.suggest import did_you_mean, listed
 
 if TYPE_CHECKING:
@@ -17,8 +19,9 @@ if TYPE_CHECKING:
 
     from outlast.app import Outlast
     from outlast.task import Task
+    from outlast.worker.options import WorkerOptions
 
-__all__ = ["app_of", "find_app", "find_task", "import_module"]
+__all__ = ["app_of", "find_app", "find_task", "for_worker", "import_module", "split"]
 
 
 T = TypeVar("T")
@@ -37,7 +40,7 @@ def find_app(spec: str) -> Outlast:
     """
     from outlast.app import Outlast
 
-    name, path = _split(spec)
+    name, path = split(spec)
     module = import_module(name)
     apps = _things(module, Outlast)
     if not path:
@@ -60,7 +63,7 @@ def find_task(spec: str) -> Task[..., Any]:
     from outlast.app import Outlast
     from outlast.task import Task
 
-    name, path = _split(spec)
+    name, path = split(spec)
     if not path:
         raise click.UsageError(f"{spec!r}: write MODULE:TASK, for example shop:send_receipt")
     module = import_module(name)
@@ -82,7 +85,7 @@ def app_of(spec: str, task: Task[..., Any]) -> Outlast:
     """The app in the task's module (or in the module ``spec`` names) that the task belongs to."""
     from outlast.app import Outlast
 
-    modules = [sys.modules.get(name) for name in (_split(spec)[0], task.fn.__module__)]
+    modules = [sys.modules.get(name) for name in (split(spec)[0], task.fn.__module__)]
     for module in modules:
         for app in _things(module, Outlast).values():
             if app.tasks.get(task.name) is not None:
@@ -112,7 +115,14 @@ def import_module(name: str) -> ModuleType:
         raise _failed(name, error) from error
 
 
-def _split(spec: str) -> tuple[str, str]:
+def for_worker(options: WorkerOptions) -> Outlast:
+    """What a worker process runs; its log goes through the same mask as everything else."""
+    Screen((), os.environ).mask_logging()
+    return find_app(options.target)
+
+
+def split(spec: str) -> tuple[str, str]:
+    """Module and path of ``MODULE:NAME``. Raises ``click.UsageError`` saying what to write."""
     name, _, path = spec.partition(":")
     if name.endswith(".py") or "/" in name:
         module = name.removesuffix(".py").strip("./").replace("/", ".")

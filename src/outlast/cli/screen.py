@@ -78,11 +78,10 @@ class Screen:
         """The whole traceback, without secrets, on standard error."""
         self.note("".join(traceback.format_exception(error)).rstrip("\n"))
 
-    def start_logging(self, level: str) -> None:
-        """Send log records from ``level`` up to standard error, without secrets."""
-        handler = logging.StreamHandler()
-        handler.setFormatter(_Formatter(self))
-        logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    def mask_logging(self) -> None:
+        """Let no secret into what the root logger's handlers write from now on."""
+        for handler in logging.getLogger().handlers:
+            handler.setFormatter(_Formatter(self))
 
     def _cleaned(self, value: Any) -> Any:
         if isinstance(value, str):
@@ -100,7 +99,7 @@ class _Formatter(logging.Formatter):
     _USUAL = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
     def __init__(self, screen: Screen) -> None:
-        super().__init__("%(asctime)s %(levelname)-7s %(name)s: %(message)s")
+        super().__init__("%(asctime)s %(levelname)s [%(process)d] %(name)s: %(message)s")
         self._screen = screen
 
     def format(self, record: logging.LogRecord) -> str:

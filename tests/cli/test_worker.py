@@ -1,0 +1,228 @@
+"""`outlast worker`: as options, and as real processes that are started, stopped and refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.proof.patience import until
+
+from outlast.job import Status
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.cli.conftest import Shop
+
+    from outlast.worker.options import WorkerOptions
+
+CANARY = "S3cr3t!pw"
+
+LONG = """
+import asyncio
+from pathlib import Path
+from outlast import Outlast
+
+app = Outlast("sqlite:///shop.db")
+
+
+@app.task
+async def hold(name: str) -> None:
+    Path(name).touch()
+    await asyncio.Event().wait()
+
+
+@app.task
+async def mark(name: str) -> str:
+    Path(name).touch()
+    return name
+"""
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> list[WorkerOptions]:
+    """What would have been launched."""
+    launched: list[WorkerOptions] = []
+    monkeypatch.setattr("outlast.worker.supervisor.launch", launched.append)
+    return launched
+
+
+@contextmanager
+def working(shop: Shop, *args: str, **environment: str) -> Iterator[subprocess.Popen[str]]:
+    """A real worker in the shop's folder, killed at the end if it is still there."""
+    with open(shop.folder / "worker.log", "w") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "outlast", "worker", *args],
+            cwd=shop.folder, stderr=log, text=True, env={**os.environ, **environment},
+        )  # fmt: skip
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def log_of(shop: Shop) -> str:
+    return (shop.folder / "worker.log").read_text()
+
+
+def has_ended(shop: Shop, id: str, status: Status = Status.DONE) -> bool:
+    job = shop.get(id)
+    return job is not None and job.status is status
+
+
+def test_options_reach_the_supervisor(shop: Shop, told: list[WorkerOptions]) -> None:
+    shop.ok(
+        "worker", "shop:app", "-q", "a,b", "--queue", "c", "-q", "a", "-c", "3", "-p", "2",
+        "--grace", "1m", "--lease", "5", "--create", "--reload", "--log-level", "debug",
+    )  # fmt: skip
+    (options,) = told
+    assert options._asdict() | {"url": None} == {
+        "target": "shop:app", "loader": "outlast.cli.loading:for_worker", "url": None,
+        "queues": ("a", "b", "c"), "concurrency": 3, "processes": 2, "grace": 60.0, "lease": 5.0,
+        "loop": "asyncio", "reload": True, "log_level": "debug", "create": True,
+    }  # fmt: skip
+
+
+def test_the_defaults_are_the_supervisors_own(shop: Shop, told: list[WorkerOptions]) -> None:
+    from outlast.worker.options import WorkerOptions
+
+    shop.ok("worker", "shop:app")
+    assert told == [WorkerOptions(target="shop:app", loader="outlast.cli.loading:for_worker")]
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        ((), "MODULE:APP"),
+        (("shop",), "shop:app"),
+        (("shop.py:app",), "names a file"),
+        (("shop:app", "-c", "0"), "concurrency"),
+        (("shop:app", "-q", ""), "name"),
+        (("shop:app", "--lease", "0"), "at least 1"),
+        (("shop:app", "--grace", "soon"), "15m"),
+    ],
+)
+def test_wrong_options_start_nothing(
+    shop: Shop, told: list[WorkerOptions], args: tuple[str, ...], said: str
+) -> None:
+    result = shop.run("worker", *args)
+    assert result.exit_code == 2
+    assert said in result.stderr
+    assert told == []
+
+
+def test_it_works_and_stops_in_order(shop: Shop) -> None:
+    id = shop.ok("enqueue", "shop:send_receipt", "[7]").strip()
+    with working(shop, "shop:app") as process:
+        until(lambda: has_ended(shop, id), 15, "the job is done")
+        (worker,) = json.loads(shop.ok("workers", "--json", "--app", "shop:app"))["workers"]
+        assert worker["tasks"] == ["shop.send_receipt", "sum"]
+        assert shop.run("health", "--workers", "--app", "shop:app").exit_code == 0
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(15) == 0
+    banner = log_of(shop)
+    for part in (f"sqlite:///{shop.folder / 'shop.db'}", "default", "shop.send_receipt"):
+        assert part in banner
+    view = json.loads(shop.ok("show", id, "--json", "--app", "shop:app"))
+    assert (view["state"], view["result"], view["attempt"]) == ("done", "receipt 7", 1)
+    assert json.loads(shop.ok("workers", "--json", "--app", "shop:app"))["workers"] == []
+
+
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [
+        ("shop:ap", "did you mean 'app'"),
+        ("shp:app", "did you mean 'shop'"),
+        ("broken:app", "ZeroDivisionError"),
+    ],
+)
+def test_an_app_that_is_not_there_is_told_once(shop: Shop, target: str, said: str) -> None:
+    (shop.folder / "broken.py").write_text("1 / 0\n")
+    with working(shop, target) as process:
+        assert process.wait(15) == 2
+    log = log_of(shop)
+    assert log.count(said) == 1
+    assert "Traceback" not in log
+
+
+@pytest.mark.parametrize("password", [CANARY, "S3cr3t%21pw"])
+def test_no_log_of_a_worker_holds_the_password(shop: Shop, password: str) -> None:
+    url = f"postgresql://shop:{password}@db/x"
+    (shop.folder / "secretive.py").write_text(
+        f"import logging\nfrom outlast import Outlast\napp = Outlast()\n"
+        f"logging.getLogger('mine').debug('url %s', {url!r})\n"
+    )
+    with working(shop, "secretive:app", "--log-level", "debug", OUTLAST_URL=url) as process:
+        assert process.wait(15) != 0
+    log = log_of(shop)
+    assert "3cr3t" not in log
+    assert "***" in log
+
+
+def test_a_task_may_log_the_url_and_it_is_masked(shop: Shop) -> None:
+    (shop.folder / "chatty.py").write_text(
+        "import logging, os\nfrom outlast import Outlast\napp = Outlast('sqlite:///shop.db')\n"
+        "@app.task\nasync def talk() -> None:\n"
+        "    logging.getLogger('mine').info('url %s', os.environ['OUTLAST_URL'])\n"
+        "    raise OSError(os.environ['OUTLAST_URL'])\n"
+    )
+    id = shop.ok("enqueue", "chatty:talk").strip()
+    url = f"postgresql://shop:{CANARY}@db/x"
+    with working(shop, "chatty:app", "--log-level", "debug", OUTLAST_URL=url):
+        until(lambda: has_ended(shop, id, Status.DEAD), 15, "the job is dead")
+    log = log_of(shop)
+    assert "url postgresql://shop:***@db/x" in log
+    assert "3cr3t" not in log
+
+
+def test_c42_a_cancelled_job_starts_in_no_worker(shop: Shop) -> None:
+    (shop.folder / "long.py").write_text(LONG)
+    at = ("--app", "long:app")
+    later = shop.ok("enqueue", "long:mark", '["later"]', "--delay", "0.5").strip()
+    shop.ok("cancel", later, *at)
+    for round in range(2):
+        witness = shop.ok("enqueue", "long:mark", f'["witness-{round}"]', "--delay", "0.6").strip()
+        with working(shop, "long:app") as process:
+            until(lambda id=witness: has_ended(shop, id), 15, "the witness ran")  # type: ignore[misc]
+            process.send_signal(signal.SIGTERM)
+            process.wait(15)
+        assert json.loads(shop.ok("show", later, "--json", *at))["state"] == "cancelled"
+    assert not (shop.folder / "later").exists()
+
+
+def test_c42_a_job_fetched_ahead_is_given_up_before_it_starts(shop: Shop) -> None:
+    (shop.folder / "long.py").write_text(LONG)
+    at = ("--app", "long:app")
+    holder = shop.ok("enqueue", "long:hold", '["held"]').strip()
+    ahead = shop.ok("enqueue", "long:mark", '["ahead"]').strip()
+    with working(shop, "long:app", "-c", "1", "--lease", "1"):
+        until((shop.folder / "held").exists, 15, "the long task runs")
+        shop.ok("cancel", ahead, *at)
+        shop.ok("cancel", holder, *at)
+        until(lambda: has_ended(shop, holder, Status.CANCELLED), 15, "the long one is cancelled")
+        witness = shop.ok("enqueue", "long:mark", '["witness"]').strip()
+        until(lambda: has_ended(shop, witness), 15, "the witness ran")
+        assert has_ended(shop, ahead, Status.CANCELLED)
+    assert not (shop.folder / "ahead").exists()
+
+
+def test_c49_purged_jobs_start_in_no_worker(shop: Shop) -> None:
+    (shop.folder / "long.py").write_text(LONG)
+    at = ("--app", "long:app")
+    for name in ("a", "b"):
+        for n in range(5):
+            shop.ok("enqueue", "long:mark", f'["{name}-{n}"]', "--queue", name)
+    shop.ok("enqueue", "long:mark", '["a-late"]', "--queue", "a", "--delay", "0.5")
+    assert shop.ok("purge", "a", "--yes", *at) == "Deleted 6 queued jobs of queue 'a'.\n"
+    last = shop.ok("enqueue", "long:mark", '["last"]', "--queue", "b", "--delay", "0.6").strip()
+    with working(shop, "long:app", "-q", "a,b"):
+        until(lambda: has_ended(shop, last), 15, "the last one ran")
+    assert not list(shop.folder.glob("a-*"))
+    assert len(list(shop.folder.glob("b-*"))) == 5
