@@ -92,7 +92,9 @@ class Reader:
                     answer(result, None)
             if self._closing and not self._calls:
                 break
-        connection.close()
+        # The last to close copies the log; what that leaves undone, the next one to open does.
+        with contextlib.suppress(apsw.Error):
+            connection.close()
 
 
 def _settle_future(future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
