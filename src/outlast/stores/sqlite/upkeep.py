@@ -20,7 +20,7 @@ from outlast.stores.sqlite.schema import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from outlast.job import Claim, Death, Progress
     from outlast.store import Cancelled, WorkerInfo
@@ -264,33 +264,41 @@ def cancel(moves: Moves, ids: Sequence[str]) -> list[Cancelled]:
 def revive(moves: Moves, ids: Sequence[str]) -> list[bool]:
     """See ``Ledger.revive``: all keys are looked at before anything is written."""
     execute = moves.connection.execute
-    found: list[Any] = [execute(_BY_ID, (identifier, moves.space)).get for identifier in ids]
-    seen: set[str] = set()
-    rows: list[Any] = []
-    for row in found:
-        fits = row is not None and row[3] in (DEAD, CANCELLED) and row[1] not in seen
-        rows.append(row if fits else None)
-        seen.update(row[1:2] if fits else ())
-    now = moves.clock.now()
-    for row in rows:
-        if row is not None and row[4] is not None:
-            holder = execute(_HOLDER, (moves.space, moves.name(row[2])[1] or "", row[4])).get
-            if holder and holder[0] != row[1] and (holder[1] is None or holder[1] > now):
-                raise KeyConflict(
-                    f"job {row[1]} can't be revived: its key {row[4]!r} belongs to job {holder[0]}"
-                )
-    for row in rows:
-        if row is None:
-            continue
-        seq, identifier, line, state, key, _, opts = row
+    rows: dict[str, Any] = {}
+    answers: list[bool] = []
+    for identifier in ids:
+        row = execute(_BY_ID, (identifier, moves.space)).get
+        fits = row is not None and row[3] in (DEAD, CANCELLED) and identifier not in rows
+        answers.append(fits)
+        if fits:
+            rows[identifier] = row
+    _check_keys(moves, rows)
+    for seq, identifier, line, state, key, _, opts in rows.values():
         execute(_REVIVE, (seq,))
         moves.moved(line, state, READY)
         if key is not None:
             digest = load_opts(opts).get("digest", b"") if opts else b""
             execute(_TAKE_KEY, (moves.space, moves.name(line)[1] or "", key, identifier, digest))
-    if seen:
+    if rows:
         moves.tell(WORK)
-    return [row is not None for row in rows]
+    return answers
+
+
+def _check_keys(moves: Moves, rows: Mapping[str, Any]) -> None:
+    """Raise ``KeyConflict`` if a job to be revived can't have its key again."""
+    now = moves.clock.now()
+    wanted: dict[tuple[str, str], str] = {}
+    for identifier, row in rows.items():
+        if row[4] is None:
+            continue
+        task = moves.name(row[2])[1] or ""
+        found = moves.connection.execute(_HOLDER, (moves.space, task, row[4])).get
+        held = found is not None and (found[1] is None or found[1] > now)
+        holder = found[0] if held else identifier
+        if wanted.setdefault((task, row[4]), holder) != identifier:
+            raise KeyConflict(
+                f"job {identifier} can't be revived: its key {row[4]!r} belongs to job {holder}"
+            )
 
 
 def purge(moves: Moves, queue: str, status: Sequence[Status]) -> int:
