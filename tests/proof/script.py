@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tests.proof.journal import Journal
-from tests.proof.stage import QUEUE, Stage
+from tests.proof.stage import Stage
 from tests.proof.stores import sqlite_store
 
 from outlast.lifeline import Lifeline
@@ -104,8 +104,7 @@ async def all_at_once(stage: Stage) -> None:
 
 async def come_back(stage: Stage) -> None:
     """Close in order, and open again."""
-    await stage.store.close()
-    await stage.store.open()
+    await stage.reopen()
     await stage.add([stage.job()])
 
 
@@ -135,7 +134,6 @@ async def play(stage: Stage, acts: tuple[str, ...]) -> None:
     """The acts in that order, on an open store."""
     for name in acts:
         await ACTS[name](stage)
-    await stage.store.depth(QUEUE)
 
 
 async def _main(db: Path, witness: Path, acts: tuple[str, ...]) -> None:

@@ -194,6 +194,17 @@ class Stage:
         except StoreError as error:
             self.errors.append(error)
 
+    async def reopen(self) -> None:
+        """Close, and open again, at the second try if need be; it may stay closed."""
+        await self.store.close()
+        for _ in range(2):
+            try:
+                await self.store.open()
+            except StoreError as error:
+                self.errors.append(error)
+            else:
+                return
+
     async def drain(self, patience: int = 2000) -> None:
         """Run everything to its end; ``AssertionError`` when it won't come to one."""
         for _ in range(patience):

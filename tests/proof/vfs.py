@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import stat
 from pathlib import Path
@@ -197,7 +198,10 @@ def watched(name: str, watcher: Watcher) -> Iterator[str]:
             path = os.readlink(f"/proc/self/fd/{number}")
             folder = stat.S_ISDIR(os.fstat(number).st_mode)
             op = Op("syncdir" if folder else "sync", path)
-            watcher.before(op)
+            try:
+                watcher.before(op)
+            except apsw.Error as error:
+                raise OSError(errno.EIO, str(error), path) from error
             real[which](number)
             watcher.after(op)
 
