@@ -132,9 +132,9 @@ def sweep(
 
 def _files(work: Path) -> list[Path]:
     """The store's files: only calls that touch one of these count."""
-    names = ("proof.db", "proof.db-wal", "proof.db-journal", "proof.db-outlast", ".")
+    names = ("proof.db", "proof.db-wal", "proof.db-journal", ".proof.db-outlast", ".")
     inner = ("ballast", "turn")
-    return [work / name for name in names] + [work / "proof.db-outlast" / name for name in inner]
+    return [work / name for name in names] + [work / ".proof.db-outlast" / name for name in inner]
 
 
 def _command(work: Path, acts: Sequence[str]) -> list[str]:

@@ -32,8 +32,11 @@ BALLAST = 4 << 20
 
 
 def companion(path: str) -> Path:
-    """The folder beside the file for what isn't in it: lifelines, bells, ballast."""
-    return Path(f"{path}-outlast")
+    """The folder beside the file for what isn't in it: lifelines, bells, ballast.
+
+    Its name begins with a dot, so that ``rm jobs.db*`` meets files alone.
+    """
+    return Path(os.path.dirname(path), f".{os.path.basename(path)}-outlast")
 
 
 def prepare(path: str, *, create: bool) -> None:
