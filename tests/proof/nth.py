@@ -28,7 +28,7 @@ from tests.proof.vfs import Op, OpKind, ShortWrite, io_error, watched
 from outlast.errors import StoreError
 from outlast.job import Status
 from outlast.store import Durability
-from outlast.stores.sqlite import files
+from outlast.stores.sqlite import files, writer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -127,9 +127,15 @@ def strike(loop: Loop, nth: int, acts: Sequence[str], template: Path, work: Path
 
 @contextlib.contextmanager
 def _any_place_will_do() -> Iterator[None]:
-    """Let the store sync each commit although the files are in memory, where that is fast."""
+    """Let the store sync each commit although the files are in memory, where that is fast.
+
+    And let it checkpoint often, so that failures strike there too.
+    """
     best = Durability.POWER, ""
-    with mock.patch.object(files, "path_durability", return_value=best):
+    with (
+        mock.patch.object(files, "path_durability", return_value=best),
+        mock.patch.object(writer, "CHECKPOINT_PAGES", 12),
+    ):
         yield
 
 

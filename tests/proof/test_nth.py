@@ -15,15 +15,17 @@ def named(loop: Loop) -> str:
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("loop", ENDLESS_LOOPS, ids=named)
 def test_an_operation_that_fails_gives_no_false_answer(loop: Loop) -> None:
-    found = sweep(ACTS, seed=1, loops=[loop], stride=5)
+    often = loop.kind in ("write", "read")
+    found = sweep(ACTS, seed=1, loops=[loop], stride=6 if often else 1)
     assert found.points > 0
     assert found.broken == {}, found.stories
 
 
 @pytest.mark.timeout(60)
 def test_failed_syncs_are_never_acknowledged() -> None:
-    """Each sync in turn, without leaving any out: this is where an acknowledgement could lie."""
-    found = sweep(("add_one_by_one", "claim_and_settle"), seed=1, loops=[Loop("sync", "io", False)])
+    """A sync that failed once may seem to succeed the next time: its data is gone all the same."""
+    acts = ("add_one_by_one", "claim_and_settle", "add_one_by_one")
+    found = sweep(acts, seed=1, loops=[Loop("sync", "io", sticky=False)])
     assert found.points > 10
-    assert found.errors > 5
+    assert found.errors > 10
     assert found.broken == {}, found.stories
