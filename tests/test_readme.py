@@ -62,7 +62,7 @@ def test_five_minutes(tmp_path: Path) -> None:
     finally:
         for process in (shop, worker):
             process.kill()
-            process.wait()
+            process.communicate()
 
 
 def test_every_command_it_names_is_there() -> None:
