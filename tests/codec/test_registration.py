@@ -69,6 +69,14 @@ def test_a_name_that_only_type_checkers_see() -> None:
     assert said.startswith("work(): the result is annotated 'Fraction', but the name 'Fraction'")
 
 
+def test_such_a_name_within_another_type() -> None:
+    def work(x: int, y: list[Fraction]) -> None: ...
+
+    work.__annotations__["y"] = list["Fraction"]  # as it is without `from __future__`
+    said = refusal(work)
+    assert "parameter 'y' is annotated \"list['Fraction']\", but the name 'Fraction'" in said
+
+
 def test_such_a_name_within_a_class() -> None:
     said = refusal(inside)
     assert said.startswith("work(): parameter 'x' (")
@@ -81,7 +89,7 @@ def test_such_a_name_within_a_class() -> None:
     [
         complex, Callable[[], None], typing.IO[str], type, type[int], Holder, list[complex],
         dict[str, complex], tuple[int, complex], complex | None, Speaks, AsyncIterator[int],
-        typing.Annotated[int, msgspec.Meta(max_length=3)], list["Fraction"], range, Exception,
+        typing.Annotated[int, msgspec.Meta(max_length=3)], range, Exception,
         typing.Literal[1] | complex,
     ],
     ids=str,

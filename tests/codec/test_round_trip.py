@@ -171,13 +171,13 @@ KINDS: dict[Any, st.SearchStrategy[Any]] = {
 
 
 @pytest.mark.parametrize("annotation", KINDS, ids=str)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(data=st.data())
 def test_every_kind_comes_back(annotation: Any, data: st.DataObject) -> None:
     assert carries(annotation, data.draw(KINDS[annotation]))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(data=st.data())
 def test_nested_kinds_come_back(data: st.DataObject) -> None:
     one, other = (data.draw(st.sampled_from(list(KINDS))) for _ in range(2))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine  # noqa: TC003  read at run time
 from datetime import date
 from decimal import Decimal
 from typing import Any, TypedDict, Unpack
@@ -42,7 +42,7 @@ names = st.sampled_from(("a", "b", "c", "order", "to", "copies", "more", "others
 
 
 @pytest.mark.parametrize("fn", FUNCTIONS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     args=st.lists(st.integers(0, 9) | st.just("t"), max_size=4).map(tuple),
     kwargs=st.dictionaries(names, st.integers(0, 9) | st.just("t"), max_size=4),
@@ -212,7 +212,8 @@ class TestDigest:
         def work(x: set[str | int | None]) -> None: ...
 
         encode = Signature(work).encode
-        assert encode((set(items),), {}) == encode((set(reversed(items)),), {})
+        backwards = items[::-1]
+        assert encode((set(items),), {}) == encode((set(backwards),), {})
 
     def test_the_order_of_lists_counts(self) -> None:
         assert self.digest(anything, [1, 2]) != self.digest(anything, [2, 1])
@@ -239,7 +240,7 @@ class TestResults:
         signature = Signature(work)
         result = {date(2024, 2, 29): Point(x=1)}
         assert signature.decode_result(signature.encode_result(result)) == result
-        with pytest.raises(EncodeError, match="the result of .*work"):
+        with pytest.raises(EncodeError, match=r"the result of .*work"):
             signature.encode_result({"a": 1})
 
     def test_none_is_null(self) -> None:

@@ -48,7 +48,8 @@ FORMS: list[tuple[Any, Any, str]] = [
     (timedelta, timedelta(days=1, seconds=2), '"P1DT2S"'),
     (datetime, datetime(2024, 2, 29, 1), '"2024-02-29T01:00:00"'),
     (datetime, datetime(2024, 2, 29, 1, tzinfo=dt.UTC), '"2024-02-29T01:00:00+00:00"'),
-    (datetime, datetime(2024, 2, 29, 1, tzinfo=BERLIN), '"2024-02-29T01:00:00+01:00[Europe/Berlin]"'),
+    (datetime, datetime(2024, 2, 29, 1, tzinfo=BERLIN),
+     '"2024-02-29T01:00:00+01:00[Europe/Berlin]"'),
     (datetime, datetime(2024, 10, 27, 2, 30, tzinfo=BERLIN, fold=1),
      '"2024-10-27T02:30:00+01:00[Europe/Berlin][_fold=1]"'),
     (ZoneInfo, BERLIN, '"Europe/Berlin"'),
@@ -148,6 +149,6 @@ def test_forms_of_other_programs(annotation: Any, data: bytes, value: Any) -> No
     ids=lambda v: str(v)[:50],
 )  # fmt: skip
 def test_other_bytes_are_a_decode_error_that_keeps_them(annotation: Any, data: str) -> None:
-    with pytest.raises(DecodeError, match="^the item") as caught:
+    with pytest.raises(DecodeError, match=r"^the item") as caught:
         ItemCodec(annotation).decode(data.encode())
     assert caught.value.data == data.encode()

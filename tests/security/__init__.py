@@ -1,0 +1,1 @@
+"""The promises of SECURITY.md, one file each."""
