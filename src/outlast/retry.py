@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
-from math import isfinite
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 from outlast.errors import ConfigurationError
@@ -32,6 +33,8 @@ class RetryPolicy:
     >>> RetryPolicy(attempts=5, delay=2, on=(ConnectionError, TimeoutError), total=3600)
     """
 
+    __module__ = "outlast"
+
     attempts: int = 1
     delay: float = 1.0
     factor: float = 2.0
@@ -59,11 +62,11 @@ class RetryPolicy:
     def next_delay(self, failures: int, chance: Chance) -> float:
         """Seconds to wait after the ``failures``-th failure (1 is the first)."""
         try:
-            longest = self.delay * self.factor ** (max(failures, 1) - 1)
+            grown = float(self.factor) ** (max(failures, 1) - 1)
         except OverflowError:
-            longest = self.cap if self.delay else 0.0
+            grown = inf
         # Zero times infinity is no number, and no delay at all is what was asked for.
-        longest = min(self.cap, longest) if self.delay else 0.0
+        longest = min(float(self.cap), self.delay * grown) if self.delay else 0.0
         return longest * chance.random() if self.jitter else longest
 
     def retries(self, error: BaseException) -> bool:
@@ -76,17 +79,19 @@ class RetryPolicy:
 
 
 def _check_number(name: str, value: Any, least: int) -> None:
-    if type(value) not in (int, float) or not isfinite(value) or value < least:
+    if type(value) not in (int, float) or not least <= value <= sys.float_info.max:
+        unit = "" if name == "factor" else " (seconds)"
         raise ConfigurationError(
-            f"{name} must be a finite number of at least {least} (seconds), not {value!r}"
-            if name != "factor"
-            else f"{name} must be a finite number of at least {least}, not {value!r}"
+            f"{name} must be a finite number of at least {least}{unit}, not {value!r}"
         )
 
 
 def _exceptions(name: str, value: Any) -> tuple[type[BaseException], ...]:
-    classes = (value,) if isinstance(value, type) else tuple(value)
-    for one in classes:
+    if isinstance(value, type):
+        value = (value,)
+    if not isinstance(value, tuple | list | set | frozenset):
+        raise ConfigurationError(f"{name} must be exception classes, not {value!r}")
+    for one in value:
         if not (isinstance(one, type) and issubclass(one, BaseException)):
             raise ConfigurationError(f"{name} must hold exception classes, not {one!r}")
-    return classes
+    return tuple(value)
