@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 import msgspec
-from tests.proof.journal import Journal
+from tests.proof.journal import Journal, Memo
 from tests.proof.processes import in_child
 from tests.proof.stage import QUEUE, Ending, Stage
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from outlast.store import Store
 
-__all__ = ["drained", "drained_in_child", "live"]
+__all__ = ["drained", "drained_in_child", "dumped_in_child", "live"]
 
 BACKLOG = 200
 """Jobs that may be waiting before the adders pause: the takers have to see them all."""
@@ -122,14 +122,38 @@ async def drained(open_store: Callable[[], Store], witness: Witness) -> dict[str
         await store.close()
 
 
+def dumped_in_child(
+    open_store: Callable[[], Store], answer: Path, seconds: float = 60.0
+) -> dict[str, Job]:
+    """What the store holds, read in a forked child."""
+
+    async def dumped() -> dict[str, Job]:
+        store = open_store()
+        await store.open()
+        try:
+            return await Stage(store, Memo(lambda: 0.0)).dump()
+        finally:
+            await store.close()
+
+    in_child(lambda: _write(answer, asyncio.run(dumped())), seconds)
+    return _read(answer)
+
+
 def drained_in_child(
     open_store: Callable[[], Store], witness: Path, answer: Path, seconds: float = 60.0
 ) -> dict[str, Job]:
     """The same in a forked child, which leaves no connection behind in this process."""
 
     def body() -> None:
-        final = asyncio.run(drained(open_store, Journal(witness)))
-        answer.write_bytes(msgspec.json.encode(final))
+        _write(answer, asyncio.run(drained(open_store, Journal(witness))))
 
     in_child(body, seconds)
+    return _read(answer)
+
+
+def _write(answer: Path, final: dict[str, Job]) -> None:
+    answer.write_bytes(msgspec.json.encode(final))
+
+
+def _read(answer: Path) -> dict[str, Job]:
     return msgspec.json.decode(answer.read_bytes(), type=dict[str, Job])

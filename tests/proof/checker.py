@@ -79,8 +79,8 @@ class Report:
     explained: int = 0
     """Runs that repeat one cut off by a fault."""
     faults: int = 0
-    recovery: list[float] = field(default_factory=list)
-    """Seconds from each fault to the next start of each job that it interrupted."""
+    recoveries: list[tuple[float, str]] = field(default_factory=list)
+    """Seconds from each fault to the next start of each job that it interrupted, and which."""
 
     @property
     def broken(self) -> dict[str, list[str]]:
@@ -92,14 +92,18 @@ class Report:
         return {name: found for name in names if (found := getattr(self, name))}
 
     @property
+    def recovery(self) -> list[float]:
+        return sorted(seconds for seconds, _ in self.recoveries)
+
+    @property
     def worst_recovery(self) -> float:
         return max(self.recovery, default=0.0)
 
     def recovery_at(self, share: float) -> float:
         """The recovery time that this share of the interrupted runs did not exceed."""
-        if not self.recovery:
+        ranked = self.recovery
+        if not ranked:
             return 0.0
-        ranked = sorted(self.recovery)
         return ranked[min(len(ranked) - 1, int(len(ranked) * share))]
 
     def story(self, events: Iterable[Event], jobs: int = 3) -> str:
@@ -285,13 +289,18 @@ class _Trial:
         ]
         if causes:
             self.report.explained += 1
-            self.report.recovery.append(after.began - causes[-1])
+            self.report.recoveries.append((after.began - causes[-1], after.id))
         else:
             self.report.unexplained.append(after.id)
 
     def _faults_of(self, pid: int) -> list[float]:
-        parent = self.parents.get(pid, 0)
-        found = self.hits.get(pid, []) + (self.hits.get(parent, []) if parent else []) + self.cuts
+        """What hit a process or one that it hangs on: its worker, its worker's supervisor."""
+        found = list(self.cuts)
+        seen: set[int] = set()
+        while pid and pid not in seen:
+            seen.add(pid)
+            found += self.hits.get(pid, [])
+            pid = self.parents.get(pid, 0)
         return sorted(found)
 
     def _lane(self, ids: set[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from tests.proof.calls import sweep
+from tests.proof.fleet import take_fleet_toll
 from tests.proof.kill import take_toll
 
 
@@ -31,3 +32,15 @@ def test_a_kill_at_any_call_that_writes(acts: tuple[str, ...], before: tuple[str
     swept = sweep(acts, seed=1, before=before, most=12)
     assert swept.hit >= 8
     assert swept.broken == {}, "\n\n".join(swept.stories)
+
+
+@pytest.mark.alone
+@pytest.mark.timeout(300)
+def test_three_hundred_kills_of_real_workers_and_producers() -> None:
+    toll = take_fleet_toll(300, seed=1)
+    assert toll.rounds == 300
+    assert toll.acknowledged > 1000
+    assert toll.explained > 50, "kills that interrupt nothing prove nothing"
+    assert toll.broken == {}, "\n\n".join(toll.stories)
+    # Many kills a second on a busy machine: what one kill costs is measured elsewhere.
+    assert toll.recovery_p99 < 10.0
