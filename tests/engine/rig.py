@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter, defaultdict
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from outlast.job import Claim, Failure, Job, Progress, Verdict
     from outlast.store import Store
 
-__all__ = ["Rig", "until"]
+__all__ = ["Gate", "Rig", "Spy", "until"]
 
 QUEUES = ("default",)
 
@@ -35,6 +36,61 @@ async def until(condition: Callable[[], object], seconds: float = 5.0) -> None:
     raise AssertionError("it did not happen")
 
 
+class Gate:
+    """A task that waits for the test, and shows how many of it run at once."""
+
+    def __init__(self, rig: Rig) -> None:
+        self.open = asyncio.Event()
+        self.doors: defaultdict[int, asyncio.Event] = defaultdict(asyncio.Event)
+        self.running: list[int] = []
+        self.ran: list[int] = []
+        self.most = 0
+
+        @rig.app.task(name="gate")
+        async def gate(n: int) -> int:
+            self.running.append(n)
+            self.ran.append(n)
+            self.most = max(self.most, len(self.running))
+            try:
+                waits = [asyncio.ensure_future(door.wait()) for door in (self.open, self.doors[n])]
+                await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+                for wait in waits:
+                    wait.cancel()
+            finally:
+                self.running.remove(n)
+            return n
+
+        self.task = gate
+
+    def is_running(self, *numbers: int) -> bool:
+        """Whether exactly these run."""
+        return self.running == list(numbers)
+
+
+class Spy:
+    """Stands before a store: counts the calls, and lets a test fail or hold them."""
+
+    def __init__(self, store: Store, before: dict[str, Callable[..., Any]]) -> None:
+        self._store = store
+        self._before = before
+        self.calls: Counter[str] = Counter()
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._store, name)
+        if not asyncio.iscoroutinefunction(found):
+            return found
+
+        async def call(*args: Any, **kwargs: Any) -> Any:
+            self.calls[name] += 1
+            if name in self._before:
+                answer = self._before[name](*args, **kwargs)
+                if asyncio.iscoroutine(answer):
+                    await answer
+            return await found(*args, **kwargs)
+
+        return call
+
+
 class Rig:
     """An app on a store in memory, on a clock that the test moves; the stores are counted."""
 
@@ -42,6 +98,14 @@ class Rig:
         self.clock = clock or FakeClock()
         self.app = Outlast("memory://", clock=self.clock, chance=SeededChance(1))
         self.notes: list[Progress] = []
+        self.before: dict[str, Callable[..., Any]] = {}
+        """What to call before each call of a worker's store, by method."""
+        self.spies: list[Spy] = []
+
+    def spied(self) -> Any:
+        """A store for a worker, with a spy before it."""
+        self.spies.append(Spy(self.app.open_store(), self.before))
+        return self.spies[-1]
 
     @property
     def store(self) -> Store:
@@ -80,17 +144,31 @@ class Rig:
         assert verdict.failure is not None
         return verdict.failure
 
+    def make(self, **options: Any) -> Worker:
+        """A worker on the test's own loop, unless told otherwise."""
+        options = {"renew_on": "loop", "grace": 0.0, "chance": SeededChance(3), **options}
+        open_store = options.pop("open_store", self.app.open_store)
+        return Worker(open_store, self.app.tasks, clock=self.clock, **options)
+
     @asynccontextmanager
     async def worker(self, **options: Any) -> AsyncIterator[Worker]:
-        """A worker that runs while the block does; on the test's own loop unless told otherwise."""
-        options = {"renew_on": "loop", "grace": 0.0, "chance": SeededChance(3), **options}
-        worker = Worker(self.app.open_store, self.app.tasks, clock=self.clock, **options)
+        """A worker that runs while the block does."""
+        worker = self.make(**options)
         running = asyncio.ensure_future(worker.run())
         try:
             yield worker
         finally:
             worker.stop()
             await self.let_end(running)
+
+    async def drained(self, seconds: float = 5.0) -> None:
+        """Return when no job is queued or running any more."""
+        never = asyncio.get_running_loop().create_future()
+        for _ in range(int(seconds / 0.002)):
+            if not (await self.store.depth("default")).live:
+                return
+            await asyncio.wait((never,), timeout=0.002)
+        raise AssertionError("jobs are left")
 
     async def let_end(self, running: asyncio.Future[None]) -> None:
         """Let time pass until the worker has ended."""

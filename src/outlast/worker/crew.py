@@ -86,7 +86,9 @@ class Crew:
         for claim in claims:
             job = claim.job
             self.held[job.id] = claim
-            if job.id in self.runs:
+            if self.closed:
+                self._put_back(claim, 0.0)
+            elif job.id in self.runs:
                 # We lost it and got it again, and the old run (a thread) has not ended yet.
                 self._settle(give_back(claim, 1.0, started=False))
             elif job.suspect:

@@ -217,8 +217,8 @@ class Worker:
                     _resolve(self._hurry)
                 tell(self._hooks, "worker_stopping", self.id)
                 claims.stop()
-                await claimed
                 crew.close()
+                await claimed
                 await self._drain(crew)
                 settling.close()
                 await asyncio.wait((settled,), timeout=FLUSH)
