@@ -48,7 +48,11 @@ def make(url: str) -> Outlast:
 @pytest.fixture(params=["memory", "sqlite"])
 async def app(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Outlast]:
     runs.clear()
-    app = make("memory://" if request.param == "memory" else f"sqlite:///{tmp_path}/jobs.db")
+    app = make(
+        "memory://"
+        if request.param == "memory"
+        else f"sqlite:///{tmp_path}/jobs.db?durability=process"
+    )
     async with app:
         yield app
 

@@ -61,7 +61,11 @@ def make(url: str, clock: FakeClock | None = None) -> Outlast:
 
 @pytest.fixture(params=["memory", "sqlite"])
 async def app(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Outlast]:
-    app = make("memory://" if request.param == "memory" else f"sqlite:///{tmp_path}/jobs.db")
+    app = make(
+        "memory://"
+        if request.param == "memory"
+        else f"sqlite:///{tmp_path}/jobs.db?durability=process"
+    )
     async with app:
         yield app
 
@@ -254,7 +258,7 @@ async def test_in_the_thread_of_the_loop_waiting_is_refused(app: Outlast) -> Non
 
 
 def test_a_thread_that_times_out(tmp_path: Path) -> None:
-    app = make(f"sqlite:///{tmp_path}/jobs.db")
+    app = make(f"sqlite:///{tmp_path}/jobs.db?durability=process")
     handle = app.tasks["receipt"].enqueue_sync(1)
     with pytest.raises(TimeoutError):
         handle.result_sync(timeout=0.01)
@@ -272,7 +276,7 @@ async def test_closing_the_app_ends_the_waits_of_threads() -> None:
 
 
 def test_fifty_threads_enqueue_and_wait_at_once(tmp_path: Path) -> None:
-    app = make(f"sqlite:///{tmp_path}/jobs.db")
+    app = make(f"sqlite:///{tmp_path}/jobs.db?durability=process")
     receipt = app.tasks["receipt"]
     together = threading.Barrier(50)
 
@@ -292,7 +296,7 @@ def test_fifty_threads_enqueue_and_wait_at_once(tmp_path: Path) -> None:
 
 
 def test_fifty_threads_with_one_key_make_one_job(tmp_path: Path) -> None:
-    app = make(f"sqlite:///{tmp_path}/jobs.db")
+    app = make(f"sqlite:///{tmp_path}/jobs.db?durability=process")
     keyed = app.tasks["receipt"].using(key="fresh")
     together = threading.Barrier(50)
 
@@ -307,7 +311,7 @@ def test_fifty_threads_with_one_key_make_one_job(tmp_path: Path) -> None:
 
 
 def test_a_batch_from_a_thread_in_one_write(tmp_path: Path) -> None:
-    app = make(f"sqlite:///{tmp_path}/jobs.db")
+    app = make(f"sqlite:///{tmp_path}/jobs.db?durability=process")
     receipt = app.tasks["receipt"]
     handles = app.enqueue_many_sync(receipt.call(n) for n in range(3))
     assert [handle.created for handle in handles] == [True] * 3

@@ -152,7 +152,7 @@ def test_a_folder_that_is_gone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
 async def test_the_worker_s_store_need_not_create_the_file(tmp_path: Path) -> None:
     from outlast import StoreError
 
-    app = Outlast(f"sqlite:///{tmp_path}/jobs.db")
+    app = Outlast(f"sqlite:///{tmp_path}/jobs.db?durability=process")
     store = app.open_store(create=False)
     with pytest.raises((StoreError, ConfigurationError)):
         await store.open()
@@ -161,7 +161,7 @@ async def test_the_worker_s_store_need_not_create_the_file(tmp_path: Path) -> No
 
 
 async def test_namespaces_share_a_file_and_nothing_else(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path}/jobs.db"
+    url = f"sqlite:///{tmp_path}/jobs.db?durability=process"
     one, two = Outlast(url, namespace="one"), Outlast(url, namespace="two")
     task = one.task(name="it")(_it)
     async with one, two:

@@ -176,7 +176,11 @@ async def test_lifespan_opens_and_closes(app: Outlast) -> None:
 
 @pytest.fixture(params=["memory", "sqlite"])
 def real(request: pytest.FixtureRequest, tmp_path: Path) -> Outlast:
-    return Outlast("memory://" if request.param == "memory" else f"sqlite:///{tmp_path}/jobs.db")
+    return Outlast(
+        "memory://"
+        if request.param == "memory"
+        else f"sqlite:///{tmp_path}/jobs.db?durability=process"
+    )
 
 
 async def test_a_real_worker_runs_in_the_same_loop(real: Outlast) -> None:

@@ -1,0 +1,51 @@
+"""8. Without async: plain functions as tasks, and programs that have no event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from outlast import Outlast
+
+app = Outlast("memory://")
+
+
+@app.task
+def checksum(text: str) -> int:
+    """Runs in a thread of the worker, so it may block."""
+    assert threading.current_thread() is not threading.main_thread()
+    return sum(text.encode())
+
+
+async def test_a_plain_function_is_a_task_too() -> None:
+    async with app.worker():
+        assert await (await checksum.enqueue("abc")).result(timeout=10) == 294
+
+
+async def test_synchronous_callers_in_threads() -> None:
+    """The views of a web program, say: the worker's loop is in another thread."""
+
+    def view(text: str) -> int:
+        return checksum.enqueue_sync(text).result_sync(timeout=10)
+
+    async with app.worker():
+        with ThreadPoolExecutor(10) as threads:
+            futures = [threads.submit(view, letter) for letter in "abcdefghij"]
+            answers = [await asyncio.wrap_future(future) for future in futures]
+    assert answers == [ord(letter) for letter in "abcdefghij"]
+
+
+def test_a_script_needs_no_event_loop_at_all() -> None:
+    """The app opens itself in the background, and closes at the end of the program."""
+    handle = checksum.enqueue_sync("abc")
+    assert handle.created
+    with pytest.raises(TimeoutError):
+        handle.result_sync(timeout=0.01)  # nobody works on it yet
+
+
+async def test_where_a_loop_is_running_await_instead() -> None:
+    with pytest.raises(RuntimeError, match="await"):
+        checksum.enqueue_sync("abc")
