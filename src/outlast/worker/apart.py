@@ -143,7 +143,10 @@ def main() -> int:
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.dup2(2, 1)
-    hello = unpack(source.read(int.from_bytes(source.read(4), "big")))
+    greeting = source.read(int.from_bytes(source.read(4), "big"))
+    if not greeting:
+        return 0  # our worker died before it said anything
+    hello = unpack(greeting)
     assert isinstance(hello, Hello)
     apart.greet(hello)
     orders: queue.SimpleQueue[Order] = queue.SimpleQueue()
