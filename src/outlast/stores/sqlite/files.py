@@ -165,32 +165,43 @@ def path_durability(path: str) -> tuple[Durability, str]:
 
 
 class Identity:
-    """Which files these are, to notice when someone deletes or replaces them under us."""
+    """Which files these are, to notice when someone deletes or replaces them under us.
 
-    __slots__ = ("_known", "path")
+    A log or an index of it that was taken away is as bad as a missing database: SQLite goes on
+    writing into what no other process will ever find.
+    """
+
+    __slots__ = ("_known", "_names", "path")
 
     def __init__(self, path: str) -> None:
         self.path = path
+        self._names = (path, f"{path}-wal", f"{path}-shm", str(companion(path)))
         self._known: dict[str, tuple[int, int]] = {}
-        self.check()
+
+    def learn(self) -> None:
+        """Take the files for ours as they are, once a connection holds them all open."""
+        for name in self._names:
+            with contextlib.suppress(FileNotFoundError):
+                found = os.stat(name)
+                self._known[name] = (found.st_dev, found.st_ino)
 
     def check(self) -> None:
-        """Raise ``StoreUnavailable`` if the database or its log is not the file we opened."""
-        for name in (self.path, self.path + "-wal"):
+        """Raise ``StoreUnavailable`` if one of them is not the file that we opened."""
+        for name, known in self._known.items():
             try:
                 found = os.stat(name)
             except FileNotFoundError:
-                found = None
-            now = (found.st_dev, found.st_ino) if found else None
-            known = self._known.get(name)
-            if known is None:
-                if now is not None:
-                    self._known[name] = now
-            elif now != known:
-                raise StoreUnavailable(
-                    f"{name} was {'replaced' if now else 'deleted'} while it was in use; nothing is"
-                    " made in its place. Put the file back, or restart on purpose with a new one"
-                )
+                raise self._gone(name, "deleted") from None
+            except OSError as error:
+                raise StoreUnavailable(f"can't look at {name}: {error.strerror}") from error
+            if (found.st_dev, found.st_ino) != known:
+                raise self._gone(name, "replaced")
+
+    def _gone(self, name: str, how: str) -> StoreUnavailable:
+        return StoreUnavailable(
+            f"{name} was {how} while it was in use; nothing is made in its place. Put back what"
+            " was there, or restart on purpose with a new file"
+        )
 
 
 class Ballast:

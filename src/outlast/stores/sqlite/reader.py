@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import apsw
 
 from outlast.errors import StoreClosed
-from outlast.stores.sqlite.writer import mapped
+from outlast.stores.sqlite.faults import mapped
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -27,11 +27,13 @@ from outlast.store import Durability, Feature
 from outlast.stores.sqlite import files, schema, upkeep
 from outlast.stores.sqlite.bell import ALL, ENDED, ROOM, WORK, Bell
 from outlast.stores.sqlite.claims import claim
+from outlast.stores.sqlite.faults import mapped
 from outlast.stores.sqlite.ledger import Reads
 from outlast.stores.sqlite.moves import Moves
+from outlast.stores.sqlite.op import Op
 from outlast.stores.sqlite.reader import Reader, Waiter
 from outlast.stores.sqlite.verdicts import settle
-from outlast.stores.sqlite.writer import Op, Writer, mapped
+from outlast.stores.sqlite.writer import Writer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
+import logging
 import threading
 import time
 from collections import deque
-from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any
 
 import apsw
 
@@ -27,19 +26,22 @@ from outlast.errors import (
     StoreUnavailable,
 )
 from outlast.stores.sqlite import schema
+from outlast.stores.sqlite.faults import OF_ONE_CALL, Doubtful, is_full, mapped
 from outlast.stores.sqlite.moves import Careful, Moves
+from outlast.stores.sqlite.op import deliver
+from outlast.stores.sqlite.turn import Turn
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from outlast.job import Job
     from outlast.store import Durability
     from outlast.stores.sqlite.files import Ballast, Identity
+    from outlast.stores.sqlite.op import Op
 
-__all__ = ["Op", "Turn", "Writer", "mapped"]
+__all__ = ["Writer"]
 
-T = TypeVar("T")
+_log = logging.getLogger(__name__)
 
 GROUP = 2000
 """Rows in one transaction, roughly: beyond that the others have waited long enough."""
@@ -50,145 +52,6 @@ RESTART_PAGES = 16 * CHECKPOINT_PAGES
 """Pages of log after which we wait for readers so as to start the log anew."""
 STRIKES = 3
 """I/O errors in a row after which the store is given up until it is opened again."""
-
-
-def mapped(error: apsw.Error, path: str) -> StoreError:
-    """The one place where SQLite's errors become ours."""
-    if isinstance(error, apsw.FullError):
-        return StoreFull(f"no space left on the disk of {path}; nothing was stored")
-    if isinstance(error, apsw.CorruptError | apsw.NotADBError):
-        return StoreDamaged(
-            f"{path} is damaged or not a database ({error}); run outlast doctor on it"
-        )
-    if isinstance(error, apsw.BusyError | apsw.LockedError):
-        return StoreUnavailable(f"{path} stays locked by another process ({error})")
-    if isinstance(error, apsw.ReadOnlyError | apsw.PermissionsError):
-        return StoreUnavailable(f"{path} can't be written: {error}")
-    return StoreUnavailable(f"{path}: {error}")
-
-
-class Op(Generic[T]):
-    """One call waiting for the writer. ``synced``: its answer promises that it is on disk.
-
-    ``jobs`` are those of an ``add``; if it is ``simple`` nothing about it can be refused, so that
-    it may be merged with others. ``reply`` is where the caller waits, if anybody does.
-    """
-
-    __slots__ = ("answer", "error", "jobs", "reply", "run", "simple", "size", "synced", "undo")
-
-    def __init__(
-        self,
-        run: Callable[[Moves], T],
-        synced: bool,
-        size: int = 1,
-        jobs: Sequence[Job] | None = None,
-        simple: bool = False,
-    ) -> None:
-        self.run = run
-        self.synced = synced
-        self.size = size
-        self.jobs = jobs
-        self.simple = simple
-        self.error: BaseException | None = None
-        self.answer: T | None = None
-        self.undo: Callable[[T], None] | None = None
-        self.reply: asyncio.Future[T] | Future[T] | None = None
-
-    def orphan(self, undo: Callable[[T], None]) -> None:
-        """In the loop of the caller, which was cancelled: nobody will see the answer."""
-        self.undo = undo
-        if self.reply is None:  # it had been delivered, and is undone here
-            self._take_back()
-
-    def _take_back(self) -> None:
-        if self.undo is not None and self.error is None:
-            self.undo(cast("T", self.answer))
-
-    def resolve(self) -> None:
-        """In the loop of the caller, or in the writer's thread if the caller blocks."""
-        reply, self.reply = self.reply, None
-        if reply is None:
-            return
-        if reply.cancelled():
-            self._take_back()
-        elif self.error is not None:
-            reply.set_exception(self.error)
-        else:
-            reply.set_result(cast("T", self.answer))
-
-
-def _deliver(ops: Sequence[Op[Any]]) -> None:
-    """Answer callers: one wake-up for each loop, however many of its calls are done."""
-    loops: dict[asyncio.AbstractEventLoop, list[Op[Any]]] = {}
-    for op in ops:
-        if isinstance(op.reply, Future):
-            op.reply.set_running_or_notify_cancel()
-            op.resolve()
-        elif op.reply is not None:
-            loops.setdefault(op.reply.get_loop(), []).append(op)
-    for loop, mine in loops.items():
-        # A caller whose loop is closed has nobody to tell.
-        with contextlib.suppress(RuntimeError):
-            loop.call_soon_threadsafe(_resolve, mine)
-
-
-def _resolve(ops: Sequence[Op[Any]]) -> None:
-    for op in ops:
-        op.resolve()
-
-
-class Turn:
-    """Fairness between processes: whoever waits for the lock says so, and the holder lets it in.
-
-    SQLite's own waiting sleeps up to 100 ms and starves some processes. Here waiters hold a shared
-    lock on a file, tested by the one that has just committed. Nothing depends on it.
-    """
-
-    __slots__ = ("_mine", "_others", "_path")
-
-    def __init__(self, folder: Path) -> None:
-        self._path = folder / "turn"
-        flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
-        self._mine = os.open(self._path, flags, 0o600)
-        self._others = os.open(self._path, flags, 0o600)
-
-    @contextlib.contextmanager
-    def waiting(self) -> Any:
-        flock = _flock()
-        if flock is None:
-            yield
-            return
-        call, shared, _, unlock = flock
-        call(self._mine, shared)
-        try:
-            yield
-        finally:
-            call(self._mine, unlock)
-
-    def yield_to_others(self) -> None:
-        flock = _flock()
-        if flock is None:
-            return
-        call, _, exclusive, unlock = flock
-        try:
-            call(self._others, exclusive)
-        except BlockingIOError:
-            time.sleep(0.0005)
-        else:
-            call(self._others, unlock)
-
-    def close(self) -> None:
-        os.close(self._mine)
-        os.close(self._others)
-
-
-def _flock() -> tuple[Callable[[int, int], None], int, int, int] | None:
-    try:
-        import fcntl
-    except ImportError:
-        return None
-    # Two processes that wait at once share it; only the test after a commit asks for it alone.
-    return fcntl.flock, fcntl.LOCK_SH, fcntl.LOCK_EX | fcntl.LOCK_NB, fcntl.LOCK_UN
 
 
 class Writer:
@@ -215,13 +78,15 @@ class Writer:
         self._turn = Turn(folder)
         self._waiting: deque[Op[Any]] = deque()
         self._wake = threading.Event()
-        self._closing = False
+        self._closing = self._ended = False
         self._broken: StoreError | None = None
         self._strikes = 0
         self._pages = 0
         self._checkpointed = 0
         self._now_synchronous = self._synchronous
         self._connection = self._open()
+        self._sound = True
+        identity.learn()
         self._thread = threading.Thread(target=self._work, name="outlast-writer", daemon=True)
         self._thread.start()
 
@@ -243,13 +108,23 @@ class Writer:
         self._waiting.append(op)
         if not self._wake.is_set():
             self._wake.set()
+        if self._ended:
+            self._refuse_the_rest()
 
     def close(self) -> None:
         """Finish what is waiting, tidy the log up, let go. Blocks."""
         self._closing = True
         self._wake.set()
         self._thread.join()
+        self._ended = True
+        self._refuse_the_rest()
         self._turn.close()
+
+    def _refuse_the_rest(self) -> None:
+        """What came too late for the thread."""
+        with contextlib.suppress(IndexError):
+            while True:
+                self._fail([self._waiting.popleft()], StoreClosed("the store is closed"))
 
     # -- the thread
 
@@ -258,7 +133,11 @@ class Writer:
             self._wake.wait()
             self._wake.clear()
             while self._waiting:
-                self._serve(self._take())
+                group = self._take()
+                try:
+                    self._serve(group)
+                except BaseException as error:
+                    self._give_up(group, error)
             if self._closing and not self._waiting:
                 break
         with contextlib.suppress(apsw.Error):
@@ -273,30 +152,44 @@ class Writer:
         return group
 
     def _serve(self, group: list[Op[Any]]) -> None:
+        if self._broken is None and not self._sound:
+            self._restore(group)
         if self._broken is not None:
             self._fail(group, self._broken)
-            return
-        group = self._refuse_if_full(group)
-        if not group:
-            return
+        elif self._sound:
+            group = self._refuse_if_full(group)
+            if group:
+                self._write(group)
+
+    def _write(self, group: list[Op[Any]]) -> None:
         try:
             news = self._transact(group)
-        except apsw.Error as error:
-            self._after_error(group, error)
+        except Doubtful as doubt:
+            self._broken = doubt.cause
+            self._fail(group, doubt.cause, uncertain=True)
         except StoreError as error:
-            if not isinstance(error, StoreFull):
-                self._broken = error
+            self._broken = error
             self._fail(group, error)
-        except BaseException as error:
-            self._fail(group, error)
+        except Exception as error:
+            self._after_error(group, error)
         else:
             self._strikes = 0
-            _deliver(group)
+            deliver(group)
             if news:
                 self._committed(news)
             self._turn.yield_to_others()
             if self._pages - self._checkpointed >= CHECKPOINT_PAGES:
                 self._checkpoint()
+
+    def _give_up(self, group: Sequence[Op[Any]], error: BaseException) -> None:
+        """A fault of ours. The thread lives on to say so, since callers wait for its answer."""
+        _log.error("%s: outlast stopped writing", self._path, exc_info=error)
+        self._broken = StoreUnavailable(
+            f"{self._path}: outlast stopped writing after an error it did not expect ({error!r});"
+            " close the store, and open it again"
+        )
+        self._broken.__cause__ = error
+        self._fail([op for op in group if not op.told], self._broken, uncertain=True)
 
     def _refuse_if_full(self, group: list[Op[Any]]) -> list[Op[Any]]:
         """Without room, new jobs are refused, so that those accepted can be settled; the rest."""
@@ -320,8 +213,8 @@ class Writer:
         while True:
             self._begin()
             try:
+                self._identity.check()
                 moves.begin(careful=careful)
-                done = 0
                 done = 0
                 for op in group if careful else self._merge_adds(group):
                     try:
@@ -342,7 +235,10 @@ class Writer:
             except BaseException:
                 self._rollback()
                 raise
-        self._identity.check()
+        try:
+            self._identity.check()
+        except StoreUnavailable as error:
+            raise Doubtful(error) from error
         return done
 
     def _merge_adds(self, group: Sequence[Op[Any]]) -> list[Op[Any]]:
@@ -407,21 +303,31 @@ class Writer:
                         f"{error}; these jobs may or may not be stored, adding them again is safe",
                         [job.id for job in op.jobs],
                     )
-        _deliver(group)
+        deliver(group)
 
     # -- bad days
 
-    def _after_error(self, group: list[Op[Any]], error: apsw.Error) -> None:
+    def _after_error(self, group: list[Op[Any]], error: Exception) -> None:
+        if not isinstance(error, apsw.Error) or isinstance(error, OF_ONE_CALL):
+            self._sort_out(group, error)
+            return
         ours = mapped(error, self._path)
-        if isinstance(error, apsw.FullError):
-            self._make_room(group, ours)
-            return
-        if isinstance(error, apsw.BusyError):
+        if is_full(error, self._connection):
+            self._make_room(group, StoreFull(f"no space left for {self._path}; nothing was stored"))
+        elif isinstance(error, apsw.BusyError):
             self._fail(group, ours)
-            return
-        self._strikes += 1
-        self._fail(group, ours, uncertain=isinstance(error, apsw.IOError | apsw.CorruptError))
-        self._reopen(ours)
+        else:
+            self._lose(ours)
+            self._fail(group, ours, uncertain=isinstance(error, apsw.IOError | apsw.CorruptError))
+
+    def _sort_out(self, group: list[Op[Any]], error: Exception) -> None:
+        """One of the calls can't be done: the others are not to suffer for it."""
+        if len(group) > 1:
+            for op in group:
+                self._serve([op])
+        else:
+            ours = mapped(error, self._path) if isinstance(error, apsw.Error) else error
+            self._fail(group, ours)
 
     def _make_room(self, group: list[Op[Any]], ours: StoreError) -> None:
         """The disk is full: refuse new work, and settle what is done from the ballast."""
@@ -433,23 +339,32 @@ class Writer:
         else:
             self._fail(rest, ours)
 
-    def _reopen(self, cause: StoreError) -> None:
+    def _lose(self, cause: StoreError) -> None:
         """Never go on with a connection that saw an I/O error: what it believes may be untrue."""
+        self._sound = False
+        self._strikes += 1
         with contextlib.suppress(apsw.Error):
             self._connection.close()
         if self._strikes >= STRIKES:
             self._broken = StoreUnavailable(
                 f"{cause}. It happened {self._strikes} times in a row, so outlast stopped writing;"
-                " check the disk, then open the store again"
+                " check the disk, then close the store and open it again"
             )
-            return
+
+    def _restore(self, group: Sequence[Op[Any]]) -> None:
+        """Open the file anew and look at it, before anything more is written."""
         try:
             self._connection = self._open()
             found = self._connection.pragma("quick_check")
             if found != "ok":
                 self._broken = StoreDamaged(f"{self._path} is damaged: {found}")
-        except (apsw.Error, StoreError) as error:
-            self._broken = error if isinstance(error, StoreError) else mapped(error, self._path)
+            self._sound = True
+        except apsw.Error as error:
+            ours = mapped(error, self._path)
+            self._lose(ours)
+            self._fail(group, ours)
+        except StoreError as error:
+            self._broken = error
 
     # -- the log
 
@@ -470,9 +385,11 @@ class Writer:
         except apsw.BusyError:
             pass
         except apsw.Error as error:
-            self._strikes += 1
-            self._reopen(mapped(error, self._path))
-            return
+            if not is_full(error, self._connection):
+                self._lose(mapped(error, self._path))
+                return
+            # The log stays as it is; with this room, the next try may succeed.
+            self._ballast.drop()
         finally:
             with contextlib.suppress(apsw.Error):
                 self._connection.set_busy_timeout(0)

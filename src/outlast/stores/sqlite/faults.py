@@ -1,0 +1,45 @@
+"""SQLite's errors: the one place where they become ours, and what each says of the file."""
+
+from __future__ import annotations
+
+import errno
+
+import apsw
+
+from outlast.errors import StoreDamaged, StoreError, StoreFull, StoreUnavailable
+
+__all__ = ["OF_ONE_CALL", "Doubtful", "is_full", "mapped"]
+
+OF_ONE_CALL = (apsw.SQLError, apsw.ConstraintError, apsw.MismatchError, apsw.TooBigError)
+"""Errors that tell of one statement and its data, and nothing of the file."""
+
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+class Doubtful(Exception):
+    """The commit was made, but maybe not in the file that the next one to open will find."""
+
+    def __init__(self, cause: StoreError) -> None:
+        self.cause = cause
+
+
+def mapped(error: apsw.Error, path: str) -> StoreError:
+    """The one place where SQLite's errors become ours."""
+    if isinstance(error, apsw.FullError):
+        return StoreFull(f"no space left on the disk of {path}; nothing was stored")
+    if isinstance(error, apsw.CorruptError | apsw.NotADBError):
+        return StoreDamaged(
+            f"{path} is damaged or not a database ({error}); run outlast doctor on it"
+        )
+    if isinstance(error, apsw.BusyError | apsw.LockedError):
+        return StoreUnavailable(f"{path} stays locked by another process ({error})")
+    if isinstance(error, apsw.ReadOnlyError | apsw.PermissionsError):
+        return StoreUnavailable(f"{path} can't be written: {error}")
+    return StoreUnavailable(f"{path}: {error}")
+
+
+def is_full(error: apsw.Error, connection: apsw.Connection) -> bool:
+    """No space, no quota left, or the file may not grow: the system refused before it wrote."""
+    if isinstance(error, apsw.FullError):
+        return True
+    return isinstance(error, apsw.IOError) and connection.system_errno in _NO_SPACE
