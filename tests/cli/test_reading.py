@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -190,7 +191,22 @@ def test_workers(busy: Shop) -> None:
     busy.do(lambda _, ledger: ledger.beat(info("w1", running=3, concurrency=10, tasks=("t",))))
     (worker,) = json.loads(busy.ok("workers", "--json"))["workers"]
     assert (worker["id"], worker["pid"], worker["running"], worker["tasks"]) == ("w1", 42, 3, ["t"])
+    assert worker["alive"] is True
     assert re.search(r"^w1 +h +42 +default +3/10 ", busy.ok("workers"), re.MULTILINE)
+    assert "silent" not in busy.ok("workers")
+
+
+def test_a_worker_that_fell_silent_is_listed_and_not_counted(
+    busy: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    busy.do(lambda _, ledger: ledger.beat(info("w1", tasks=("another",))))
+    assert "1 worker\n" in busy.ok("status")
+    monkeypatch.setattr(SystemClock, "now", lambda _: time.time() + 61)
+    (worker,) = json.loads(busy.ok("workers", "--json"))["workers"]
+    assert worker["alive"] is False
+    assert "(silent)" in busy.ok("workers")
+    answer = json.loads(busy.ok("status", "--json"))
+    assert (answer["workers"], answer["unknown_tasks"]) == (0, {})
 
 
 def test_what_a_stranger_stored_cannot_drive_the_terminal(

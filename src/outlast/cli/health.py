@@ -10,6 +10,7 @@ import click
 from outlast.cli.moments import age, span
 from outlast.cli.reading import as_json
 from outlast.cli.target import Target, store_options
+from outlast.cli.views import is_alive
 from outlast.clock import SystemClock
 from outlast.errors import StoreError
 from outlast.store import Durability
@@ -20,9 +21,6 @@ if TYPE_CHECKING:
     from outlast.store import Ledger, Line, WorkerInfo
 
 __all__ = ["health"]
-
-SILENT = 60.0
-"""A worker that was not seen for so many seconds is not counted as alive."""
 
 
 class Check(NamedTuple):
@@ -111,7 +109,7 @@ async def _on_request(
 
 def _alive(workers: Sequence[WorkerInfo], queues: Sequence[str], now: float) -> int:
     return sum(
-        now - worker.seen_at <= SILENT and (not queues or not set(queues).isdisjoint(worker.queues))
+        is_alive(worker, now) and (not queues or not set(queues).isdisjoint(worker.queues))
         for worker in workers
     )
 

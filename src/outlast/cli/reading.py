@@ -9,7 +9,7 @@ import click
 from outlast.cli.moments import age, ago, iso, span
 from outlast.cli.suggest import did_you_mean
 from outlast.cli.target import Target, known_queue, store_options
-from outlast.cli.views import failure_line, job_view, line_view, value_text, worker_view
+from outlast.cli.views import failure_line, is_alive, job_view, line_view, value_text, worker_view
 from outlast.clock import SystemClock
 from outlast.errors import JobNotFound
 from outlast.job import Status
@@ -41,7 +41,9 @@ def status(target: Target, queue: str | None, as_json: bool) -> None:
             lines = await known_queue(ledger, queue) if queue else await ledger.lines()
             return store, lines, await ledger.workers()
 
-    store, lines, alive = target.run(look)
+    now = SystemClock().now()
+    store, lines, seen = target.run(look)
+    alive = [worker for worker in seen if is_alive(worker, now)]
     unknown = _unknown(lines, alive)
     if as_json:
         target.screen.json(
@@ -171,19 +173,20 @@ def workers(target: Target, as_json: bool) -> None:
             return await ledger.workers()
 
     found = target.run(look)
+    now = SystemClock().now()
     if as_json:
-        target.screen.json({"workers": [worker_view(worker) for worker in found]})
+        target.screen.json({"workers": [worker_view(worker, now) for worker in found]})
         return
     if not found:
         target.screen.note("No worker was seen in the last hour.")
         return
-    now = SystemClock().now()
     target.screen.table(
         ("id", "host", "pid", "queues", "running", "started", "seen", "version"),
         [
             (worker.id, worker.host, str(worker.pid), ", ".join(worker.queues),
              f"{worker.running}/{worker.concurrency}", ago(worker.started_at, now),
-             ago(worker.seen_at, now), worker.version)
+             ago(worker.seen_at, now) + ("" if is_alive(worker, now) else " (silent)"),
+             worker.version)
             for worker in found
         ],
         numbers=("pid", "running"),

@@ -12,7 +12,19 @@ if TYPE_CHECKING:
     from outlast.job import Depth, Failure, Job
     from outlast.store import Line, WorkerInfo
 
-__all__ = ["depth_view", "failure_line", "job_view", "line_view", "value_text", "worker_view"]
+__all__ = [
+    "depth_view",
+    "failure_line",
+    "is_alive",
+    "job_view",
+    "line_view",
+    "value_text",
+    "worker_view",
+]
+
+
+SILENT = 60.0
+"""A worker that was not seen for so many seconds is not counted as alive."""
 
 
 def job_view(job: Job) -> dict[str, Any]:
@@ -72,7 +84,12 @@ def line_view(line: Line) -> dict[str, Any]:
     }
 
 
-def worker_view(worker: WorkerInfo) -> dict[str, Any]:
+def is_alive(worker: WorkerInfo, now: float) -> bool:
+    """Whether a worker was seen lately. They sign in every few seconds."""
+    return now - worker.seen_at <= SILENT
+
+
+def worker_view(worker: WorkerInfo, now: float) -> dict[str, Any]:
     """What a worker said of itself."""
     return {
         "id": worker.id,
@@ -84,6 +101,7 @@ def worker_view(worker: WorkerInfo) -> dict[str, Any]:
         "running": worker.running,
         "started_at": iso(worker.started_at),
         "seen_at": iso(worker.seen_at),
+        "alive": is_alive(worker, now),
         "version": worker.version,
         "library": worker.library,
     }
