@@ -221,7 +221,7 @@ class Worker:
                 await claimed
                 await self._drain(crew)
                 settling.close()
-                await asyncio.wait((settled,), timeout=FLUSH)
+                await self._first({settled}, FLUSH)
                 settled.cancel()
                 beating.cancel()
                 if cut_short is not None:
@@ -256,16 +256,19 @@ class Worker:
     ) -> bool:
         """Whether nothing runs any more, after at most so long."""
         empty = asyncio.ensure_future(crew.emptied())
-        timer = asyncio.ensure_future(self.clock.sleep(seconds))
-        waits: set[asyncio.Future[None]] = {empty, timer}
-        if sooner is not None:
-            waits.add(sooner)
         try:
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            await self._first({empty} if sooner is None else {empty, sooner}, seconds)
         finally:
             empty.cancel()
-            timer.cancel()
         return not crew.runs
+
+    async def _first(self, futures: set[asyncio.Future[None]], seconds: float) -> None:
+        """Until one of them is done, or so much time has passed."""
+        timer = asyncio.ensure_future(self.clock.sleep(seconds))
+        try:
+            await asyncio.wait({*futures, timer}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            timer.cancel()
 
     async def _give_up(self, crew: Crew, error: BaseException) -> None:
         """After a failure: end what runs, without a word to the store."""
