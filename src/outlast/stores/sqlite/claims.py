@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from outlast.job import Claim, Failure
+from outlast.job import Claim, Failure, Status
 from outlast.stores.sqlite.bell import ROOM, WORK
-from outlast.stores.sqlite.rows import COLUMNS, crc, dump, fetch, job_from, parse_rows
+from outlast.stores.sqlite.rows import HEAD, TAIL, USUAL, crc, dump, fetch, job_from, parse_rows
 from outlast.stores.sqlite.schema import CANCELLED, DEAD, READY, RUNNING, WAITING
 
 if TYPE_CHECKING:
@@ -50,13 +50,13 @@ _TEXT_PAYLOAD = (
 )
 _TAKEN = (
     "SELECT json_group_array(json_array("
-    + COLUMNS.format(payload=_TEXT_PAYLOAD, rank="hex(rank)")
+    + HEAD.format(payload=_TEXT_PAYLOAD)
+    + f", iif({USUAL}, NULL, json_array({TAIL.format(rank='hex(rank)')}))"
     + ")) FROM jobs WHERE state = 3 AND receipt = ?"
 )
 _TAKEN_RAW = (
-    "SELECT "
-    + COLUMNS.format(payload="payload", rank="rank")
-    + " FROM jobs WHERE state = 3 AND receipt = ?"
+    f"SELECT {HEAD.format(payload='payload')}, {TAIL.format(rank='rank')} FROM jobs"
+    " WHERE state = 3 AND receipt = ?"
 )
 _LANES = "SELECT seq, lane FROM jobs WHERE seq IN (SELECT value FROM json_each(?))"
 _HOLDER = (
@@ -227,28 +227,32 @@ def _read(moves: Moves, token: bytes, now: float, worker: str) -> list[Claim]:
         rows = parse_rows(execute(_TAKEN, (token,)).get)
     except msgspec.MsgspecError:
         # A payload that is no text any more: read the rows one by one and find out which.
-        rows = [list(row) for row in execute(_TAKEN_RAW, (token,))]
+        rows = [[*row[:8], row[8:]] for row in execute(_TAKEN_RAW, (token,))]
     claims: list[Claim] = []
     damaged: list[int] = []
+    counts: dict[int, int] = {}
     usual = True
     for row in rows:
-        line = row[2]
-        moves.moved(line, READY, RUNNING)
-        if line not in moves.names:
-            moves.load_lines()
+        seq, line, tail = row[0], row[2], row[8]
+        counts[line] = counts.get(line, 0) + 1
         try:
-            job = job_from(row, moves.names, (now, worker))
-            if job.codec != "json" and row[3].__class__ is str:
-                job = msgspec.structs.replace(job, payload=bytes.fromhex(row[3]))
+            job = job_from(
+                row,
+                tail,
+                moves.names[line],
+                status=Status.RUNNING,
+                started_at=now,
+                worker=worker,
+            )
             if crc(job.id, job.payload) != row[4]:
-                damaged.append(row[0])
-                continue
+                raise ValueError
         except (ValueError, KeyError, TypeError, msgspec.MsgspecError):
-            damaged.append(row[0])
+            damaged.append(seq)
             continue
-        if row[9] or row[10] or row[11] is not None:
-            usual = False
-        claims.append(Claim(job, token + row[0].to_bytes(8, "big")))
+        usual = usual and tail is None
+        claims.append(Claim(job, token + seq.to_bytes(8, "big")))
+    for line, number in counts.items():
+        moves.moved(line, READY, RUNNING, number)
     if damaged:
         _bury_damaged(moves, damaged)
     if not usual:

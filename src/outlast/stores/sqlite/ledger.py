@@ -11,7 +11,7 @@ from outlast.errors import ConfigurationError, JobNotFound, StoreDamaged
 from outlast.job import Depth, Status
 from outlast.store import Line, WorkerInfo
 from outlast.stores.sqlite.files import sync_folder
-from outlast.stores.sqlite.rows import COLUMNS, dump, fetch, job_from
+from outlast.stores.sqlite.rows import HEAD, TAIL, dump, fetch, job_from
 from outlast.stores.sqlite.schema import CANCELLED, DEAD, DONE, HELD, READY, RUNNING, WAITING
 
 if TYPE_CHECKING:
@@ -23,9 +23,8 @@ if TYPE_CHECKING:
 __all__ = ["Reads"]
 
 _JOB = (
-    "SELECT "
-    + COLUMNS.format(payload="payload", rank="rank")
-    + ", worker, started_at, finished_at, result FROM jobs"
+    f"SELECT {HEAD.format(payload='payload')}, {TAIL.format(rank='rank')},"
+    " worker, started_at, finished_at, result FROM jobs"
 )
 _SPACE = "SELECT id FROM spaces WHERE name = ?"
 _LINES = "SELECT id, queue, task FROM lines WHERE space = ?"
@@ -230,8 +229,9 @@ class Reads:
         if main[2] not in self._names:
             self._load_names()
         return job_from(
-            main,
-            self._names,
+            main[:8],
+            main[8:],
+            self._names[main[2]],
             worker=worker,
             started_at=started_at,
             finished_at=finished_at,

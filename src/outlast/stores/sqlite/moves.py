@@ -46,12 +46,12 @@ _IF_FREE = (
 _KEYS = "WITH v (task, key) AS (VALUES"
 _HOLDERS = (
     ") SELECT k.task, k.key, k.job, k.digest FROM v JOIN keys k"
-    " ON k.space = ? AND k.task = v.task AND k.key = v.key"
+    " ON k.space = ? AND k.task = +v.task AND k.key = +v.key"
 )
 _FREE_KEYS = "WITH v (task, key, job, until) AS (VALUES"
 _AT_THEIR_END = (
-    ") UPDATE keys SET until = v.until FROM v WHERE keys.space = ? AND keys.task = v.task"
-    " AND keys.key = v.key AND keys.job = v.job"
+    ") UPDATE keys SET until = v.until FROM v WHERE keys.space = ? AND keys.task = +v.task"
+    " AND keys.key = +v.key AND keys.job = +v.job"
 )
 _NEXT_IN_LANE = (
     "UPDATE jobs SET state = 1 WHERE seq = (SELECT seq FROM jobs WHERE space = ?1 AND lane = ?2"
@@ -68,7 +68,7 @@ _END = (
 _DROP = "DELETE FROM jobs WHERE seq IN (SELECT value FROM json_each(?))"
 
 _COLUMN = {WAITING: 1, READY: 0, HELD: 0, RUNNING: 2, DONE: 3, DEAD: 4, CANCELLED: 5}
-_CHUNKS = (256, 64, 16, 4, 1)
+_CHUNKS = (250, 50, 10, 3, 1)
 
 
 class Careful(Exception):

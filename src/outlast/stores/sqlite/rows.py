@@ -9,20 +9,39 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from outlast.job import Failure, Job, Progress, Status
-from outlast.stores.sqlite.schema import CANCELLED, DEAD, DONE, RUNNING, WAITING
+from outlast.stores.sqlite.schema import CANCELLED, DEAD, DONE, HELD, RUNNING
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     import apsw
 
-__all__ = ["COLUMNS", "crc", "dump", "fetch", "job_from", "load_failure", "opts_of", "parse_rows"]
+__all__ = [
+    "HEAD",
+    "TAIL",
+    "USUAL",
+    "crc",
+    "dump",
+    "fetch",
+    "job_from",
+    "load_failure",
+    "load_opts",
+    "opts_of",
+    "parse_rows",
+]
 
-COLUMNS = (
-    "seq, id, line, {payload}, crc, created_at, opts, state, attempt, priority, {rank},"
-    " nullif(due, 9e999), key, lane, expires_at, failures, crashes, suspect, failure, progress"
+HEAD = "seq, id, line, {payload}, crc, created_at, opts, attempt"
+TAIL = (
+    "state, priority, {rank}, nullif(due, 9e999), key, lane, expires_at, failures, crashes,"
+    " suspect, failure, progress"
 )
 """What a job is read from, in the order of ``job_from``; some columns as the reader likes."""
+USUAL = (
+    "priority = 0 AND rank = x'' AND due = 9e999 AND key IS NULL AND lane IS NULL AND"
+    " expires_at IS NULL AND failures + crashes + suspect = 0 AND failure IS NULL AND"
+    " progress IS NULL"
+)
+"""Whether the tail holds nothing but what a new job has anyway."""
 
 _STATUS = {
     RUNNING: Status.RUNNING,
@@ -102,28 +121,26 @@ def load_failure(text: str | None) -> Failure | None:
 
 
 def job_from(
-    row: Sequence[Any],
-    names: Mapping[int, tuple[str, str | None]],
-    claimed: tuple[float, str] | None = None,
-    **more: Any,
+    head: Sequence[Any], tail: Sequence[Any] | None, name: tuple[str, str | None], **more: Any
 ) -> Job:
-    """The job of a row read by ``COLUMNS``; ``claimed`` is (now, worker) when it is claimed.
+    """The job of a row, read by ``HEAD`` and ``TAIL``; without a tail it is a usual one.
 
-    Raises what damaged rows raise: ``ValueError``, ``KeyError``, ``TypeError``, msgspec's errors.
+    ``more`` are further fields. Raises what damaged rows raise: ``ValueError``, ``KeyError``,
+    ``TypeError``, msgspec's errors.
     """
-    (_, identifier, line, payload, _, created, opts, state, attempt, *rest) = row
-    queue, task = names[line]
+    payload, opts = head[3], head[6]
+    if opts is not None:
+        extra = load_opts(opts)
+        more.update(extra)
+        if payload.__class__ is str and "codec" in extra:
+            payload = bytes.fromhex(payload)
     if payload.__class__ is str:
         payload = payload.encode()
-    extra = load_opts(opts) if opts else {}
-    if claimed is not None:
-        more = {"status": Status.RUNNING, "started_at": claimed[0], "worker": claimed[1]}
-    elif state > 2:
-        more["status"] = _STATUS[state]
-    if rest != _USUAL:
-        (priority, rank, due, key, lane, expires, failures, crashes, suspect, failure, progress) = (
-            rest
-        )
+    if tail is not None:
+        (state, priority, rank, due, key, lane, expires, failures, crashes, suspect, *last) = tail
+        failure, progress = last
+        if state > HELD:
+            more.setdefault("status", _STATUS[state])
         more.update(
             priority=priority,
             rank=bytes.fromhex(rank) if rank.__class__ is str else rank,
@@ -138,16 +155,11 @@ def job_from(
             progress=_load_progress(progress) if progress else None,
         )
     return Job(
-        id=identifier,
-        queue=queue,
-        task=task,
+        id=head[1],
+        queue=name[0],
+        task=name[1],
         payload=payload,
-        created_at=created,
-        attempt=attempt,
-        **extra,
+        created_at=head[5],
+        attempt=head[7],
         **more,
     )
-
-
-_USUAL = [0, "", None, None, None, None, 0, 0, 0, None, None]
-assert WAITING < RUNNING

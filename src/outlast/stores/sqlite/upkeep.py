@@ -47,10 +47,10 @@ _ROW = "seq, id, line, state, key, lane, opts"
 _RENEW = "WITH v (s, r) AS (VALUES"
 _RENEWED = (
     ") UPDATE jobs SET lease = ? FROM v"
-    " WHERE jobs.seq = v.s AND jobs.receipt = v.r AND jobs.state = 3"
+    " WHERE jobs.seq = +v.s AND jobs.receipt = +v.r AND jobs.state = 3"
 )
 _CHECK = (
-    ") SELECT v.s, v.r, j.cancel FROM v LEFT JOIN jobs j ON j.seq = v.s AND j.receipt = v.r"
+    ") SELECT v.s, v.r, j.cancel FROM v LEFT JOIN jobs j ON j.seq = +v.s AND j.receipt = +v.r"
     " AND j.state = 3 WHERE j.seq IS NULL OR j.cancel"
 )
 _NOTE = "UPDATE jobs SET progress = ? WHERE seq = ? AND receipt = ? AND state = 3"
@@ -66,7 +66,7 @@ _PUT_BACK = "WITH v (s, suspect, crashes, unstarted, failure) AS (VALUES"
 _IS_PUT_BACK = (
     ") UPDATE jobs SET state = 1, suspect = v.suspect, crashes = v.crashes,"
     " attempt = attempt - v.unstarted, failure = ifnull(v.failure, jobs.failure), receipt = NULL,"
-    " lease = NULL, worker = NULL FROM v WHERE jobs.seq = v.s"
+    " lease = NULL, worker = NULL FROM v WHERE jobs.seq = +v.s"
 )
 _SET_CRASHES = "UPDATE jobs SET crashes = ? WHERE seq = ?"
 _GONE = "SELECT seq, line, state FROM jobs WHERE gone_at <= ? AND space = ? LIMIT ?"

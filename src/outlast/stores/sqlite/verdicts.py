@@ -19,16 +19,17 @@ if TYPE_CHECKING:
 
 __all__ = ["settle"]
 
-_OURS = " AND jobs.receipt = v.r AND jobs.state = 3"
+# The unary plus: the planner must look rows up by what is listed, never walk the whole table.
+_OURS = " AND jobs.receipt = +v.r AND jobs.state = 3"
 _DONE = "WITH v (s, r, x, g) AS (VALUES"
 _IS_DONE = (
     ") UPDATE jobs SET state = 4, result = v.x, failure = NULL, finished_at = ?, gone_at = v.g,"
-    " receipt = NULL, lease = NULL FROM v WHERE jobs.seq = v.s" + _OURS
+    " receipt = NULL, lease = NULL FROM v WHERE jobs.seq = +v.s" + _OURS
 )
 _GONE = "WITH v (s, r) AS (VALUES"
 _IS_GONE = (
-    ") DELETE FROM jobs WHERE seq IN (SELECT v.s FROM v JOIN jobs j ON j.seq = v.s"
-    " AND j.receipt = v.r AND j.state = 3)"
+    ") DELETE FROM jobs WHERE seq IN (SELECT v.s FROM v JOIN jobs j ON j.seq = +v.s"
+    " AND j.receipt = +v.r AND j.state = 3)"
 )
 _BACK = "WITH v (s, r, state, delay, failure, failed, crashed, unstarted) AS (VALUES"
 _IS_BACK = (
@@ -36,20 +37,23 @@ _IS_BACK = (
     " failure = ifnull(v.failure, jobs.failure), failures = failures + v.failed,"
     " crashes = crashes + v.crashed, attempt = attempt - v.unstarted,"
     " suspect = iif(v.unstarted, suspect, 0), receipt = NULL, lease = NULL,"
-    " worker = NULL FROM v WHERE jobs.seq = v.s" + _OURS
+    " worker = NULL FROM v WHERE jobs.seq = +v.s" + _OURS
 )
 _END = "WITH v (s, r, state, failure, failed, crashed, unstarted, g) AS (VALUES"
 _IS_ENDED = (
     ") UPDATE jobs SET state = v.state, failure = ifnull(v.failure, jobs.failure),"
     " failures = failures + v.failed, crashes = crashes + v.crashed,"
     " attempt = attempt - v.unstarted, finished_at = ?,"
-    " gone_at = v.g, receipt = NULL, lease = NULL FROM v WHERE jobs.seq = v.s" + _OURS
+    " gone_at = v.g, receipt = NULL, lease = NULL FROM v WHERE jobs.seq = +v.s" + _OURS
 )
 _TO_CANCEL = (
     "SELECT seq FROM jobs WHERE cancel = 1 AND state = 3"
     " AND seq IN (SELECT value FROM json_each(?))"
 )
 _HOLDS = "SELECT 1 FROM jobs WHERE seq = ? AND receipt = ? AND state = 3"
+
+
+from_bytes = int.from_bytes
 
 
 def settle(moves: Moves, verdicts: Sequence[Verdict]) -> list[Lost]:
@@ -92,20 +96,27 @@ class _Batch:
         self.keyed: list[tuple[str, str, str, float]] = []
         self.lanes: list[str] = []
         self.then: list[Job] = []
+        self.counts: dict[tuple[str, str | None], int] = {}
 
     def sort(self, verdict: Verdict) -> None:
         claim = verdict.claim
         job, receipt = claim.job, claim.receipt
-        seq, token = sequence(receipt), receipt[:16]
+        seq, token = from_bytes(receipt[16:], "big"), receipt[:16]
         if verdict.then:
             self.then.extend(verdict.then)
         if verdict.kind == "done":
-            self._leave(job, DONE)
-            if job.keep == 0:
+            keep = job.keep
+            if keep == 0:
                 self.gone.append((seq, token))
+                self._leave(job, DONE)
+                return
+            gone_at = None if keep is None else self.now + keep
+            self.done.append((seq, token, verdict.result, gone_at))
+            if job.key is None and job.lane is None:
+                name = (job.queue, job.task)
+                self.counts[name] = self.counts.get(name, 0) + 1
             else:
-                gone_at = None if job.keep is None else self.now + job.keep
-                self.done.append((seq, token, verdict.result, gone_at))
+                self._leave(job, DONE)
         elif verdict.kind in ("dead", "cancelled"):
             self._end(verdict, seq, token)
         else:
@@ -166,6 +177,8 @@ class _Batch:
 
     def write(self) -> None:
         moves, now = self.moves, (self.now,)
+        for (queue, task), number in self.counts.items():
+            moves.moved(moves.line(queue, task), RUNNING, DONE, number)
         if self.backs:
             self._sort_backs()
         changed = 0
