@@ -33,6 +33,7 @@ from tests.codec.shapes import (
     Positive,
     Row,
     Shouting,
+    Unequal,
     takes,
 )
 
@@ -252,6 +253,13 @@ def test_an_object_without_one_of_its_fields_is_refused() -> None:
 def test_a_converter_that_already_ran_changes_nothing() -> None:
     assert Label("  a ").text == "a"
     takes(Label).encode((Label("  a "),), {})
+
+
+def test_two_keys_that_json_can_t_tell_apart() -> None:
+    value = {Unequal("a"): 1, Unequal("a"): 2}
+    assert len(value) == 2
+    with pytest.raises(EncodeError, match="argument 'x': two keys that are the same in JSON"):
+        takes(dict[Unequal, int]).encode((value,), {})
 
 
 def test_the_caller_s_value_is_not_touched() -> None:

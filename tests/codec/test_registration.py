@@ -108,6 +108,38 @@ def test_types_that_are_not_carried(annotation: Any) -> None:
             Signature(work, name="work")
 
 
+def twins() -> tuple[type, type]:
+    def make() -> type:
+        @dataclasses.dataclass
+        class Point:
+            x: int
+
+        return Point
+
+    return make(), make()
+
+
+def test_two_members_of_a_union_with_one_name_in_one_place() -> None:
+    one, other = twins()
+    with pytest.raises(ConfigurationError, match="two members of a union that have the same name"):
+        takes(typing.Union[one, other])  # noqa: UP007  made at run time
+
+
+def test_an_annotation_that_is_no_python() -> None:
+    def work(x: int) -> None: ...
+
+    work.__annotations__["x"] = "int["
+    assert refusal(work).startswith("work(): the annotations can't be read: ")
+
+    @dataclasses.dataclass
+    class Broken:
+        x: int
+
+    Broken.__annotations__["x"] = "int["
+    work.__annotations__["x"] = Broken
+    assert "Broken can't be read: " in refusal(work)
+
+
 def test_two_members_of_a_union_with_one_name_are_told_apart_by_their_modules() -> None:
     union = takes(Twin.Point | Other.Point)
     for value in (Twin.Point(1), Other.Point(1)):

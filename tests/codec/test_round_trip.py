@@ -138,6 +138,8 @@ KINDS: dict[Any, st.SearchStrategy[Any]] = {
     int | float: ints | floats,
     int | Decimal: ints | decimals,
     str | Decimal | UUID: texts | decimals | st.uuids(),
+    UserId | int | str: ints | texts,
+    UserId | None: ints | st.none(),
     date | datetime: st.dates() | moments,
     list[int] | tuple[int, ...] | set[int]: st.lists(ints) | st.sets(ints),
     Union[list[float], list[int]]: st.lists(ints) | st.lists(floats),  # noqa: UP007

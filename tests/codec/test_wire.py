@@ -25,6 +25,7 @@ from tests.codec.shapes import (
     Point,
     Rights,
     Row,
+    Unequal,
     same,
 )
 
@@ -133,7 +134,9 @@ def test_forms_of_other_programs(annotation: Any, data: bytes, value: Any) -> No
         (Rights, "64"), (Literal["a"], '"b"'), (Literal[1], "true"), (Literal[True], "1"),
         (list[int], "{}"), (list[int], "[1,null]"), (tuple[int, int], "[1]"),
         (tuple[int, int], "[1,2,3]"), (tuple[int, ...], '"12"'), (set[int], "[1,1]"),
-        (set[str], '["a","\\u0061"]'), (set[int], "{}"), (dict[int, int], '{"a":1}'),
+        (set[str], '["a","\\u0061"]'), (set[int], "{}"), (set[list[int]], "[[1]]"),
+        (dict[list[int], int], '{"[1]":1}'), (frozenset[Unequal], "[1]"),
+        (dict[int, int], '{"a":1}'),
         (dict[int, int], '{"1":1,"1":2}'), (dict[int, int], '{"1":1," 1":2}'),
         (dict[int, int], '{"1.0":1}'), (dict[int, int], "[]"), (dict[int, int], '{"":1}'),
         (dict[tuple[int, int], int], '{"[1,2,3]":1}'), (dict[bool, int], '{"1":1}'),

@@ -56,6 +56,7 @@ _SCALARS: dict[Any, type[Any]] = {
     typing.NoReturn: NoneKind,
     typing.Never: NoneKind,
 }
+_STATELESS = frozenset(_SCALARS.values())
 _CONVERTED = frozenset((UUID, bytes, bytearray, date, timedelta))
 _MOMENTS = frozenset((datetime, time))
 _PATHS = frozenset((PurePath, PurePosixPath, PureWindowsPath, Path))
@@ -173,22 +174,26 @@ class _Builder:
         return self._once(annotation, frozenset(), frozenset(), lambda: self.kind(value))
 
     def _union(self, args: tuple[Any, ...]) -> Kind:
-        kinds = [self.kind(arg) for arg in args]
-        if any(isinstance(kind, PlainKind) for kind in kinds):
-            return PlainKind()
-        whole = {kind.name for kind in kinds}
+        members: dict[Any, Kind] = {}
+        for arg in args:
+            kind = self.kind(arg)
+            if not kind.shapes:
+                raise Unfit("a type alias that names itself in a union")
+            if isinstance(kind, PlainKind):
+                return kind
+            for one in kind.members if isinstance(kind, UnionKind) else (kind,):
+                # Two names of one scalar, as a NewType makes, are one member.
+                members.setdefault(type(one) if type(one) in _STATELESS else one, one)
         # Any text is its own wire form, so a Literal beside str adds nothing.
-        members = tuple(
+        kinds = tuple(
             kind
-            for kind in kinds
-            if not (isinstance(kind, LiteralKind) and kind.kind.name in whole)
+            for kind in members.values()
+            if not (isinstance(kind, LiteralKind) and type(kind.kind) in members)
         )
-        if any(not member.shapes for member in members):
-            raise Unfit("a type alias that names itself in a union")
-        if len(members) == 1:
-            return members[0]
+        if len(kinds) == 1:
+            return kinds[0]
         try:
-            return UnionKind(members)
+            return UnionKind(kinds)
         except ValueError as error:
             raise Unfit(str(error)) from None
 
@@ -287,7 +292,10 @@ class _Builder:
             return self._open[annotation]
         later = self._open[annotation] = _Later(type_name(annotation), shapes, accepts)
         try:
-            later.kind = make()
+            made = make()
         finally:
             del self._open[annotation]
-        return later.kind
+        if made is later:
+            raise Unfit("a type alias that names itself and nothing else")
+        later.kind = made
+        return made

@@ -110,7 +110,7 @@ def _find_zone(name: str) -> ZoneInfo:
         raise Misfit("no such time zone on this machine")
     try:
         return ZoneInfo(name)
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, zoneinfo.ZoneInfoNotFoundError) as error:
         raise Misfit("no such time zone on this machine") from error
 
 
