@@ -1,0 +1,145 @@
+"""Getting: how a caller waits for an item and comes to hold it."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING
+
+from outlast.errors import QueueEmpty, QueueShutDown
+from outlast.queue.pump import wake_next
+
+if TYPE_CHECKING:
+    from outlast.queue.line import Line
+    from outlast.queue.pump import Pump
+    from outlast.queue.puts import Bind
+    from outlast.queue.window import Entry
+
+__all__ = ["Gets"]
+
+FORGOTTEN = 100
+"""Items in hand, and not one ``task_done()`` so far: worth a warning."""
+UNCLEAR = 1000
+"""Items in hand, and calls of ``task_done()`` that can't be put down to any: worth another."""
+
+
+class Gets:
+    """The way out."""
+
+    def __init__(self, line: Line, pump: Pump) -> None:
+        self._line = line
+        self._pump = pump
+        self._may_warn = True
+        self.never_done = True
+        """Whether no item was ever said to be done."""
+
+    async def get(self, owner: object, bind: Bind) -> Entry:
+        """The next item, when there is one, for ``owner``."""
+        await self._wait(bind)
+        return self._hand_out(owner)
+
+    def get_now(self, owner: object) -> Entry:
+        """The next item, or ``QueueEmpty``; may block."""
+        pump, supply = self._pump, self._line.supply
+        if not pump.ended and not supply.sure():
+            self._line.open_now("get_nowait()")
+            supply.fetch_now(1)
+        if pump.ended or not supply.sure():
+            raise QueueShutDown if pump.shut else QueueEmpty
+        return self._hand_out(owner)
+
+    async def get_many(self, limit: int, owner: object, bind: Bind) -> list[Entry]:
+        """Up to ``limit`` items that are there, at least one."""
+        supply = self._line.supply
+        await self._wait(bind)
+        short = limit - len(supply.window)
+        if short > 0 and supply.window.settled:
+            if self._line.each:
+                supply.fetch_now(short, more=True)
+            else:
+                await supply.fetch(short)
+                await self._wait(bind)
+        entries = [self._hand_out(owner)]
+        while len(entries) < limit and supply.sure():
+            entries.append(self._hand_out(owner))
+        return entries
+
+    def empty(self) -> bool:
+        """Whether no item waits, in memory or in the store."""
+        return self._pump.ended or (not self._line.supply.window and not self._line.size())
+
+    def done(self, entries: list[Entry]) -> None:
+        """One item more is done, and these are known to be."""
+        line = self._line
+        self.never_done = False
+        line.unfinished -= 1
+        line.settle(entries)
+        if line.unfinished <= 0:
+            self._all_done()
+
+    async def _wait(self, bind: Bind) -> None:
+        """Return when there is an item for us. Nothing may be awaited before it is taken."""
+        pump = self._pump
+        while pump.ended or not self._has_item():
+            if pump.shut and self.empty():
+                raise QueueShutDown
+            getter = bind().create_future()
+            pump.getters.append(getter)
+            pump.getter_waits()
+            try:
+                await getter
+            except BaseException:
+                getter.cancel()
+                if getter in pump.getters:
+                    pump.getters.remove(getter)
+                elif not getter.cancelled() and self._line.supply.sure():
+                    pump.wake_getter()
+                raise
+            finally:
+                pump.getter_left(getter)
+
+    def _has_item(self) -> bool:
+        supply = self._line.supply
+        if supply.sure():
+            return True
+        if self._line.each:
+            self._line.open_now("get()")
+            supply.fetch_now(1)
+        return supply.sure()
+
+    def _hand_out(self, owner: object) -> Entry:
+        entry = self._line.take(owner)
+        if self._pump.putters:
+            wake_next(self._pump.putters)
+        if entry.paid and self._line.unfinished <= 0:
+            self._all_done()
+        if self._may_warn:
+            self._look_at_holds()
+        return entry
+
+    def _all_done(self) -> None:
+        """With ``each`` that is durable by now; else somebody watches for the moment it is."""
+        if self._line.each:
+            self._pump.finish()
+
+    def _look_at_holds(self) -> None:
+        holds = self._line.holds
+        if len(holds) >= FORGOTTEN and self.never_done:
+            self._may_warn = False
+            self.warn_of_growth()
+        elif len(holds) >= UNCLEAR and holds.counted:
+            self._may_warn = False
+            warnings.warn(
+                f"queue {self._line.name!r}: {len(holds)} items are in hand, and nobody can say "
+                f"which of them {holds.counted} calls of task_done() mean, so none leaves the "
+                f"store: call task_done(item), or use `async with queue.item()`",
+                stacklevel=4,
+            )
+
+    def warn_of_growth(self) -> None:
+        """Tell that nothing will ever leave the store, if it goes on like this."""
+        warnings.warn(
+            f"queue {self._line.name!r}: {len(self._line.holds)} items were taken out and "
+            f"task_done() was never called, so they stay in the store and come again: call it for "
+            f"each item, or make the queue with ack='get'",
+            stacklevel=4,
+        )

@@ -1,0 +1,309 @@
+"""One process's end of a named line of items: everything between a queue object and its store.
+
+It knows nothing of the queue object, so that it can tidy up when that one is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any, Literal
+
+from outlast import lifeline
+from outlast.errors import StoreError, StoreUnavailable, Unsupported
+from outlast.job import DAY, Job, done
+from outlast.queue.holds import Holds
+from outlast.queue.intake import Intake
+from outlast.queue.settling import Settling
+from outlast.queue.supply import Supply
+from outlast.store import Direct
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from outlast.chance import Chance
+    from outlast.clock import Clock
+    from outlast.job import Depth
+    from outlast.queue.items import Codec
+    from outlast.queue.window import Entry, Window
+    from outlast.store import Store
+
+__all__ = ["SHOWN", "Line"]
+
+_log = logging.getLogger(__name__)
+
+LEASE = 60.0
+"""Seconds for which claims hold where nobody can see at once that a process is dead."""
+RECOVER = 500
+"""Overdue claims of others that are put back when a line is opened."""
+SHOWN = 10
+"""Items that people are shown of a line."""
+SEVERAL = 2048
+"""Items whose start is marked at once, where deaths are counted."""
+
+
+class Line:
+    """The items of one queue, as this process puts, gets and settles them.
+
+    ``each``: every call is durable when it returns, and blocks. ``pays``: an item leaves the store
+    before it is handed out. ``unfinished`` counts what is put and not done, as far as is known
+    here.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        name: str,
+        *,
+        window: Window,
+        codec: Codec,
+        ack: Literal["done", "get"],
+        commit: Literal["group", "each"],
+        exact: bool,
+        max_crashes: int | None,
+        clock: Clock,
+        chance: Chance,
+    ) -> None:
+        self.store = store
+        self.name = name
+        self.codec = codec
+        self.direct: Direct | None = store if isinstance(store, Direct) else None
+        self.each = commit == "each"
+        self.pays = ack == "get"
+        self.opened = False
+        self.unfinished = 0
+        self.recent: dict[str, Any] = {}
+        """The first items that were put here and have not come back, to be shown to people."""
+        self.holds = Holds()
+        self.settling = Settling(store, self.direct, clock)
+        self.intake = Intake(store)
+        # A store that can be called directly is on this machine, where the dead are seen at once.
+        self._lease = LEASE if self.direct is None else DAY
+        self.supply = Supply(
+            store, self.direct, name, self._new_worker(chance), window, codec, self.settling, clock,
+            lease=self._lease, exact=exact, pay=self.pays, alive=self._alive,
+        )  # fmt: skip
+        self._clock = clock
+        self._chance = chance
+        self._max_crashes = max_crashes
+        self._opening: asyncio.Task[None] | None = None
+        self._renewer: asyncio.Task[None] | None = None
+        self._lifeline: lifeline.Lifeline | None = None
+
+    # -- opening and closing
+
+    async def open(self) -> None:
+        """Open the store, once, whoever asks."""
+        while not self.opened:
+            opening, loop = self._opening, asyncio.get_running_loop()
+            if opening is None or opening.done() or opening.get_loop() is not loop:
+                opening = self._opening = loop.create_task(self._open())
+            await asyncio.shield(opening)
+
+    async def _open(self) -> None:
+        await self.store.open()
+        await self.recover_dead()
+        await self.store.recover(RECOVER)
+        depth = await self.store.depth(self.name)
+        if not self.opened:
+            self._adopt(depth)
+
+    def open_now(self, call: str) -> Direct:
+        """The store for blocking calls, open. ``call`` is what needs it, for people.
+
+        Raises ``Unsupported`` if the store can only be awaited.
+        """
+        direct = self.direct
+        if direct is None:
+            raise Unsupported(
+                f"{call} would have to wait for {self.store.url}, which can only be awaited: use "
+                f"await get(), put(), depth() or join()"
+            )
+        if not self.opened:
+            direct.open_now()
+            self._adopt(direct.depth_now(self.name))
+        return direct
+
+    def _adopt(self, depth: Depth) -> None:
+        """What was there before we came counts as unfinished here, too."""
+        self.opened = True
+        self.unfinished += depth.live
+
+    async def close(self) -> None:
+        """Settle what is done, give back the rest, close the store."""
+        if not self.opened:
+            return
+        clean = False
+        try:
+            await self.supply.land()
+            left = self._let_go()
+            if left:
+                await self.store.add(left)
+            await self.settling.flush()
+            clean = True
+        finally:
+            self.opened = False
+            await self.store.close()
+            self._release(clean=clean)
+
+    def close_now(self) -> None:
+        """The same, blocking; nothing if it is closed, or where the store can only be awaited."""
+        direct = self.direct
+        if not self.opened or direct is None:
+            return
+        clean = False
+        try:
+            self.supply.land_now()
+            left = self._let_go()
+            if left:
+                direct.add_now(left)
+            self.settling.flush_now()
+            clean = True
+        finally:
+            self.opened = False
+            direct.close_now()
+            self._release(clean=clean)
+
+    def _let_go(self) -> Sequence[Job]:
+        """Decide about everything in our hands; what has to be put again."""
+        if self._renewer is not None and not self._renewer.get_loop().is_closed():
+            self._renewer.cancel()
+        covered = self.holds.covered
+        held = [entry for entry in self.holds.drain() if not entry.paid]
+        if covered:
+            self.settling.add([done(entry.claim) for entry in held])
+        else:
+            self.settling.give_back([entry.claim for entry in held], started=True)
+        self.supply.give_back()
+        self.unfinished = 0
+        self.recent.clear()
+        return self.supply.leftovers()
+
+    # -- items
+
+    def job(self, payload: bytes, rank: bytes) -> Job:
+        """The stored form of an item. It leaves no trace once it is done."""
+        return Job(
+            id=self._chance.uuid7(), queue=self.name, payload=payload, codec=self.codec.name,
+            rank=rank, keep=0.0, max_crashes=self._max_crashes,
+        )  # fmt: skip
+
+    def added(self, job: Job, item: Any) -> None:
+        """This one is stored."""
+        self.supply.window.outside(job.rank)
+        self.unfinished += 1
+        if len(self.recent) < SHOWN:
+            self.recent[job.id] = item
+
+    def size(self) -> int:
+        """How many items wait, in the store and in memory; may block."""
+        direct = self.open_now("qsize()")
+        self.supply.land_now()
+        queued = direct.depth_now(self.name).queued
+        if not queued:
+            self.recent.clear()
+        return queued + len(self.supply.window)
+
+    def shown(self) -> list[Any]:
+        """The first items, as far as they are known here."""
+        items = [entry.item for entry in self.supply.window]
+        known = {entry.claim.job.id for entry in self.supply.window} if self.recent else set()
+        items += [item for id_, item in self.recent.items() if id_ not in known]
+        return items[:SHOWN]
+
+    def take(self, owner: object) -> Entry:
+        """Hand the first item to ``owner``. Only where the supply is sure."""
+        entry = self.supply.pop()
+        if self.recent:
+            self.recent.pop(entry.claim.job.id, None)
+        if entry.paid:
+            self.unfinished -= 1
+            return entry
+        holds = self.holds
+        if self._lifeline is not None and self._max_crashes is not None:
+            self._lifeline.mark_started(entry.claim.job.id, alone=not holds)
+        holds.take(entry, owner)
+        # Others may have put items since we last looked.
+        self.unfinished = max(self.unfinished, len(holds) - holds.counted)
+        return entry
+
+    def settle(self, entries: Sequence[Entry]) -> None:
+        """These are done: durable at once with ``each`` or without an event loop, else soon."""
+        if self._max_crashes is not None:
+            self._unmark(entries)
+        self.settling.add([done(entry.claim) for entry in entries], now=self.each)
+
+    def give_back(self, entry: Entry) -> None:
+        """This one isn't done: it may be claimed again, in its old place."""
+        if self._max_crashes is not None:
+            self._unmark([entry])
+        self.settling.give_back([entry.claim], started=True, now=self.each)
+        self.supply.window.outside(entry.claim.job.rank)
+
+    def drop(self) -> None:
+        """Let go of what waits: nobody will ask for it here."""
+        self.unfinished = max(0, len(self.holds) - self.holds.counted)
+        self.recent.clear()
+        self.supply.give_back()
+        if self.each:
+            self.settling.flush_now()
+
+    def _unmark(self, entries: Sequence[Entry]) -> None:
+        if self._lifeline is not None:
+            for entry in entries:
+                self._lifeline.mark_settled(entry.claim.job.id)
+
+    # -- staying alive, and seeing who is not
+
+    def _alive(self) -> None:
+        """Before the first claim: let everybody see when this process is dead."""
+        if self._lifeline is None and self.store.lifelines is not None:
+            slots = 1 if self._max_crashes is None else SEVERAL
+            line = lifeline.Lifeline(self.store.lifelines, self.supply.worker, slots)
+            try:
+                line.hold()
+            except OSError as error:
+                raise StoreUnavailable(f"no life sign can be made: {error}") from error
+            self._lifeline = line
+
+    def _release(self, *, clean: bool) -> None:
+        line, self._lifeline = self._lifeline, None
+        if line is not None:
+            if clean:
+                line.release()
+            else:
+                line.abandon()
+            self.supply.worker = self._new_worker(self._chance)
+
+    @staticmethod
+    def _new_worker(chance: Chance) -> str:
+        return f"queue-{chance.uuid7()}"
+
+    async def recover_dead(self) -> None:
+        """Put back at once what the dead processes of this machine held."""
+        folder = self.store.lifelines
+        if folder is None:
+            return
+        for worker, cause in lifeline.dead(folder):
+            await self.store.recover_worker(worker, cause)
+            lifeline.forget(folder, worker)
+
+    def start_renewing(self) -> None:
+        """Keep what is in our hands for as long as this process lives."""
+        if self._renewer is None or self._renewer.done():
+            self._renewer = asyncio.get_running_loop().create_task(self._renew())
+
+    async def _renew(self) -> None:
+        while True:
+            await self._clock.sleep(self._lease / 3)
+            entries = [*self.holds, *self.supply.window]
+            claims = [entry.claim for entry in entries if not entry.paid]
+            if not claims:
+                return
+            try:
+                lost = await self.store.renew(claims, self._lease)
+            except StoreError as error:
+                _log.warning("the claims on queue %r can't be renewed: %s", self.name, error)
+                continue
+            if lost:
+                _log.warning("queue %r lost %d claims to others", self.name, len(lost))
