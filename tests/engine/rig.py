@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections import Counter, defaultdict
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ from tests.fakes import FakeClock
 
 from outlast import Outlast
 from outlast.chance import SeededChance
+from outlast.clock import SystemClock
 from outlast.execution import Current, Means, execute
 from outlast.store import Ledger
 from outlast.worker import Worker
@@ -18,6 +20,7 @@ from outlast.worker import Worker
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
+    from outlast.clock import Clock
     from outlast.job import Claim, Failure, Job, Progress, Verdict
     from outlast.store import Store
 
@@ -30,7 +33,8 @@ async def until(condition: Callable[[], object], seconds: float = 5.0) -> None:
     """Return once the condition holds, letting threads and loops go on meanwhile."""
     never = asyncio.get_running_loop().create_future()
     for _ in range(int(seconds / 0.002)):
-        if condition():
+        answer = condition()
+        if await answer if inspect.isawaitable(answer) else answer:
             return
         await asyncio.wait((never,), timeout=0.002)
     raise AssertionError("it did not happen")
@@ -92,11 +96,12 @@ class Spy:
 
 
 class Rig:
-    """An app on a store in memory, on a clock that the test moves; the stores are counted."""
+    """An app on a store in memory, on a clock that the test moves; or on the ``real`` one."""
 
-    def __init__(self, clock: FakeClock | None = None) -> None:
-        self.clock = clock or FakeClock()
-        self.app = Outlast("memory://", clock=self.clock, chance=SeededChance(1))
+    def __init__(self, *, real: bool = False) -> None:
+        self.clock = FakeClock()
+        self.time: Clock = SystemClock() if real else self.clock
+        self.app = Outlast("memory://", clock=self.time, chance=SeededChance(1))
         self.notes: list[Progress] = []
         self.before: dict[str, Callable[..., Any]] = {}
         """What to call before each call of a worker's store, by method."""
@@ -133,7 +138,7 @@ class Rig:
         self, claim: Claim, means: Means | None = None
     ) -> tuple[Current, asyncio.Task[Verdict | None]]:
         run = Current(claim.job, self.notes.append)
-        means = means or Means(clock=self.clock, chance=SeededChance(2))
+        means = means or Means(clock=self.time, chance=SeededChance(2))
         task = self.app.tasks[claim.job.task or ""]
         return run, asyncio.ensure_future(execute(claim, task, run, means))
 
@@ -148,7 +153,7 @@ class Rig:
         """A worker on the test's own loop, unless told otherwise."""
         options = {"renew_on": "loop", "grace": 0.0, "chance": SeededChance(3), **options}
         open_store = options.pop("open_store", self.app.open_store)
-        return Worker(open_store, self.app.tasks, clock=self.clock, **options)
+        return Worker(open_store, self.app.tasks, clock=self.time, **options)
 
     @asynccontextmanager
     async def worker(self, **options: Any) -> AsyncIterator[Worker]:
@@ -172,7 +177,8 @@ class Rig:
 
     async def let_end(self, running: asyncio.Future[None]) -> None:
         """Let time pass until the worker has ended."""
-        await self.clock.run(running, 60.0, 0.25)
+        if self.time is self.clock:
+            await self.clock.run(running, 60.0, 0.25)
         await running
 
     async def pass_time(self, seconds: float, step: float = 0.25) -> None:

@@ -63,7 +63,7 @@ class Claims:
         clock: Clock,
         *,
         queues: Sequence[str],
-        tasks: Sequence[str],
+        tasks: Collection[str],
         lease: float,
         worker: str,
     ) -> None:
@@ -76,6 +76,7 @@ class Claims:
         self._clock = clock
         self._queues = queues
         self._tasks = tasks
+        self._names: Sequence[str] = ()
         self._lease = lease
         self._worker = worker
         self._poll = PUSHED_POLL if store.features & Feature.PUSH else POLL
@@ -106,9 +107,12 @@ class Claims:
                 await self._sleep(self._demand)
                 self._demand = None
                 continue
+            if len(self._names) != len(self._tasks):
+                # Also later: a program may import a module of tasks when it first needs it.
+                self._names = sorted(self._tasks)
             try:
                 claims = await self._store.claim(
-                    self._queues, self._tasks, want, self._lease, self._worker
+                    self._queues, self._names, want, self._lease, self._worker
                 )
                 pause = 0.02
             except StoreUnavailable as error:

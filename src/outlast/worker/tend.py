@@ -42,7 +42,7 @@ class Upkeep:
         *,
         worker: str,
         queues: Sequence[str],
-        tasks: Sequence[str],
+        tasks: Collection[str],
         lease: float,
     ) -> None:
         self._crew = crew

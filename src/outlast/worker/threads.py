@@ -52,7 +52,9 @@ class ThreadCall:
         try:
             outcome = call(), None
         except BaseException as error:
-            outcome = None, error
+            # Without our own frame, which tells nobody anything.
+            trace = error.__traceback__
+            outcome = None, error.with_traceback(trace and trace.tb_next)
         self._ident = 0
         try:
             self._loop.call_soon_threadsafe(self._end, outcome)

@@ -157,7 +157,7 @@ class Worker:
         settling.settled, crew.fail = crew.settled, self._fail
         claims = Claims(
             store, crew, settling, self.clock,
-            queues=self.queues, tasks=self.tasks, lease=self._lease, worker=self.id,
+            queues=self.queues, tasks=self._tasks, lease=self._lease, worker=self.id,
         )  # fmt: skip
         watch = Watch(
             crew, self.clock, self.marks, self._hooks,
@@ -186,7 +186,7 @@ class Worker:
         settling.struck = claims.struck = outage.strike
         upkeep = Upkeep(
             crew, self.clock, outage,
-            worker=self.id, queues=self.queues, tasks=self.tasks, lease=self._lease,
+            worker=self.id, queues=self.queues, tasks=self._tasks, lease=self._lease,
         )  # fmt: skip
         renewal = Renewal(
             crew, self._lease, self.clock, lambda lost: loop.call_soon_threadsafe(crew.refuse, lost)

@@ -1,0 +1,218 @@
+"""Plain functions in threads, and the thread that looks after a worker whose loop is blocked."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tests.engine.rig import Rig, until
+
+from outlast import Hooks, JobCancelled, JobFailed, Status, current
+from outlast.worker import watch
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+
+@pytest.fixture
+async def rig() -> AsyncIterator[Rig]:
+    rig = Rig(real=True)
+    async with rig.app:
+        yield rig
+
+
+async def test_they_run_beside_the_loop_as_many_as_there_are_slots(rig: Rig) -> None:
+    together = threading.Barrier(3)
+
+    @rig.app.task(name="meets")
+    def meets(n: int) -> int:
+        together.wait(5)
+        assert threading.current_thread() is not threading.main_thread()
+        return n
+
+    handles = [await meets.enqueue(n) for n in range(3)]
+    async with rig.worker(renew_on="thread", concurrency=3):
+        assert [await handle.result(5) for handle in handles] == [0, 1, 2]
+
+
+async def test_they_see_the_job_and_can_report(rig: Rig) -> None:
+    variable: contextvars.ContextVar[str] = contextvars.ContextVar("variable", default="unset")
+    go_on = threading.Event()
+
+    @rig.app.task(name="looks")
+    def looks() -> str:
+        current().progress(0.25, variable.get())
+        variable.set("changed")
+        go_on.wait(5)
+        return current().id
+
+    handle = await looks.enqueue()
+    async with rig.worker(renew_on="thread", lease=0.3):
+
+        async def noted() -> bool:
+            note = (await rig.job(handle.id)).progress
+            return note is not None and (note.value, note.text) == (0.25, "unset")
+
+        await until(noted)
+        go_on.set()
+        assert await handle.result(5) == handle.id
+    assert variable.get() == "unset"
+
+
+@pytest.mark.parametrize("error", [SystemExit(2), StopIteration(), KeyboardInterrupt(), KeyError()])
+async def test_whatever_they_raise_is_recorded(rig: Rig, error: BaseException) -> None:
+    @rig.app.task(name="raises")
+    def raises() -> None:
+        raise error
+
+    async with rig.worker(renew_on="thread"):
+        with pytest.raises(JobFailed) as caught:
+            await (await raises.enqueue()).result(5)
+    assert caught.value.failure is not None
+    # Python itself turns this one into a RuntimeError on its way through a coroutine.
+    kind = RuntimeError if isinstance(error, StopIteration) else type(error)
+    assert caught.value.failure.type == kind.__name__
+    assert "worker/threads.py" not in caught.value.failure.traceback
+
+
+async def test_a_coroutine_they_return_is_awaited_in_the_loop(rig: Rig) -> None:
+    async def later() -> int:
+        assert threading.current_thread() is threading.main_thread()
+        return 5
+
+    @rig.app.task(name="hands_over")
+    def hands_over() -> Any:
+        return later()
+
+    async with rig.worker(renew_on="thread"):
+        handle = await hands_over.enqueue()
+        (job,) = await rig.ledger.finished([handle.id], 5)
+    assert (job.status, job.result) == (Status.DONE, b"5")
+
+
+async def test_a_thread_over_its_time_keeps_its_slot_until_it_ends(
+    rig: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
+    leave = threading.Event()
+    runs: list[int] = []
+
+    @rig.app.task(name="slow", timeout=0.05, retry=2)
+    def slow() -> None:
+        runs.append(current().attempt)
+        leave.wait(5)
+        while not current().cancelled:
+            threading.Event().wait(0.001)
+
+    handle = await slow.enqueue()
+    async with rig.worker(renew_on="thread", concurrency=1, lease=0.3):
+        await until(lambda: "over its timeout" in caplog.text)
+        assert "leave.wait(5)" in caplog.text, "the stack says where"
+        job = await rig.job(handle.id)
+        assert (job.status, job.failures, runs) == (Status.RUNNING, 0, [1])
+        leave.set()
+        await until(lambda: runs == [1, 2])
+        with pytest.raises(JobFailed):
+            await handle.result(5)
+        job = await rig.job(handle.id)
+    assert job.failure is not None
+    assert (job.failures, job.failure.kind) == (2, "timeout")
+
+
+async def test_a_cancelled_thread_that_looks_ends_as_cancelled(rig: Rig) -> None:
+    entered = threading.Event()
+
+    @rig.app.task(name="looks")
+    def looks() -> None:
+        entered.set()
+        run = current()
+        while not run.cancelled:
+            threading.Event().wait(0.001)
+        raise InterruptedError
+
+    handle = await looks.enqueue()
+    async with rig.worker(renew_on="thread", lease=0.3):
+        await until(entered.is_set)
+        await handle.cancel()
+        with pytest.raises(JobCancelled):
+            await handle.result(5)
+
+
+async def test_a_thread_that_outlasts_its_worker_is_left_running(
+    rig: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
+    leave, entered, left = threading.Event(), threading.Event(), threading.Event()
+
+    @rig.app.task(name="stays")
+    def stays() -> None:
+        entered.set()
+        leave.wait(10)
+        left.set()
+
+    handle = await stays.enqueue()
+    worker = rig.make(renew_on="thread", grace=0.0)
+    running = asyncio.ensure_future(worker.run())
+    await until(entered.is_set)
+    worker.stop()
+    await running
+    assert worker.stuck == [handle.id]
+    assert await handle.status() is Status.RUNNING
+    leave.set()
+    await until(left.is_set)
+
+
+async def test_a_blocked_loop_is_reported_and_keeps_its_leases(
+    rig: Rig, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, "TOLERATED", 0.1)
+    monkeypatch.setattr(watch, "PERIOD", 0.02)
+    reported = threading.Event()
+    stacks: list[str] = []
+
+    class Listener(Hooks):
+        def loop_blocked(self, worker: str, seconds: float, stack: str) -> None:
+            stacks.append(stack)
+            if seconds > 0.6:
+                reported.set()
+
+    recovered = [0]
+
+    @rig.app.task(name="blocks")
+    async def blocks() -> int:
+        reported.wait(10)  # longer than the lease
+        recovered[0] = asyncio.run_coroutine_threadsafe(rig.store.recover(10), other).result(5)
+        return current().attempt
+
+    other = asyncio.new_event_loop()
+    turning = threading.Thread(target=other.run_forever)
+    turning.start()
+    try:
+        handle = await blocks.enqueue()
+        async with rig.worker(renew_on="thread", lease=0.3, hooks=[Listener()]):
+            assert await handle.result(10) == 1
+    finally:
+        other.call_soon_threadsafe(other.stop)
+        turning.join()
+        other.close()
+    assert recovered == [0]
+    assert "reported.wait(10)" in stacks[0]
+    assert f"job {handle.id} of task blocks has blocked the event loop" in caplog.text
+    assert 2 <= len(stacks) <= 5, "more and more seldom"
+
+
+async def test_a_loop_that_stays_blocked_has_its_process_killed(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, "TOLERATED", 0.05)
+    monkeypatch.setattr(watch, "PERIOD", 0.02)
+    killed = threading.Event()
+
+    @rig.app.task(name="blocks", timeout=0.1)
+    async def blocks() -> bool:
+        return killed.wait(5)
+
+    handle = await blocks.enqueue()
+    async with rig.worker(renew_on="thread", kill=killed.set):
+        assert await handle.result(5) is True
