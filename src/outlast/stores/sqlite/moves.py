@@ -213,6 +213,8 @@ class Moves:
             return self._add(jobs, capacity=capacity)
         except BaseException:
             self.connection.execute("ROLLBACK TO room")
+            # A line that was new to the file is gone again.
+            self._forget_lines()
             raise
         finally:
             self.connection.execute("RELEASE room")
