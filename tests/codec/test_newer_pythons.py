@@ -17,7 +17,8 @@ since_313 = pytest.mark.skipif(sys.version_info < (3, 13), reason="written as of
 
 def written(source: str) -> dict[str, Any]:
     names: dict[str, Any] = {}
-    exec(source, names)
+    # Without the `annotations` of this module, which would make texts of these.
+    exec(compile(source, "<written>", "exec", dont_inherit=True), names)
     return names
 
 
