@@ -199,6 +199,23 @@ async def test_a_real_worker_runs_in_the_same_loop(real: Outlast) -> None:
     assert loops[0] is asyncio.get_running_loop()
 
 
+async def test_a_task_that_is_registered_while_the_worker_runs(real: Outlast) -> None:
+    """By a module that is imported when it is first needed, say."""
+
+    @real.task(name="early")
+    async def early() -> str:
+        return "early"
+
+    async with real.worker():
+        assert await (await early.enqueue()).result(timeout=10) == "early"
+
+        @real.task(name="late")
+        async def late() -> str:
+            return "late"
+
+        assert await (await late.enqueue()).result(timeout=10) == "late"
+
+
 async def test_a_real_worker_lets_what_runs_end(real: Outlast) -> None:
     started, go_on = asyncio.Event(), asyncio.Event()
 

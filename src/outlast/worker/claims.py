@@ -10,7 +10,7 @@ from outlast.errors import StoreUnavailable
 from outlast.store import Feature
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from outlast.clock import Clock
     from outlast.store import Store

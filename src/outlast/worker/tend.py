@@ -11,7 +11,7 @@ from outlast.lifeline import dead, forget
 from outlast.store import Feature, Ledger, WorkerInfo
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from outlast.clock import Clock
     from outlast.store import Store
