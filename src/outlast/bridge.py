@@ -7,7 +7,7 @@ import contextlib
 import os
 import threading
 import weakref
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from outlast.errors import StoreClosed
@@ -145,12 +145,18 @@ class _Line:
             self._calls.discard(task)
 
     def _serve(self) -> None:
+        # Not by asyncio.run, which wants a new thread to end its executor.
+        loop = asyncio.new_event_loop()
+        loop.set_default_executor(_Threads())
         try:
-            asyncio.run(self._live())
+            loop.run_until_complete(self._live())
+            loop.run_until_complete(loop.shutdown_asyncgens())
         except BaseException as error:
             if self.opened.done():
                 raise
             self.opened.set_exception(error)
+        finally:
+            loop.close()
 
     async def _live(self) -> None:
         with self._lock:
@@ -171,6 +177,32 @@ class _Line:
             with self._lock:
                 self._stopping, self._loop = True, None
             await self._store.close()
+
+
+class _Threads(ThreadPoolExecutor):
+    """A thread for each call, since a pool refuses calls once the program has begun to end.
+
+    That is when the bridge closes its store, and when threads that outlive the main one still
+    enqueue. Stores ask for it to open and to close, so there is nothing to keep for the next call.
+    """
+
+    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
+        future: Future[T] = Future()
+
+        def run() -> None:
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(fn(*args, **kwargs))
+                except BaseException as error:
+                    future.set_exception(error)
+
+        try:
+            threading.Thread(target=run, name="outlast-bridge-call", daemon=True).start()
+        except RuntimeError:
+            # Python 3.12 starts no thread any more when a program ends: then it is done here,
+            # where nothing else is left to do.
+            run()
+        return future
 
 
 def _in_a_loop() -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -23,6 +24,19 @@ def checksum(text: str) -> int:
 async def test_a_plain_function_is_a_task_too() -> None:
     async with app.worker():
         assert await (await checksum.enqueue("abc")).result(timeout=10) == 294
+
+
+@app.task(processes=True, timeout=10)
+def crunch(numbers: list[int]) -> tuple[int, int]:
+    """Runs in a process of its own: it hurts nobody, and can be killed when its time is up."""
+    return os.getpid(), sum(number * number for number in numbers)
+
+
+async def test_heavy_work_in_a_process_of_its_own() -> None:
+    async with app.worker():
+        process, total = await (await crunch.enqueue([1, 2, 3])).result(timeout=15)
+    assert total == 14
+    assert process != os.getpid()
 
 
 async def test_synchronous_callers_in_threads() -> None:
