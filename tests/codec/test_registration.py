@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import subprocess
+import sys
 import typing
 from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING, Any, Protocol
@@ -163,3 +165,15 @@ def test_limits_that_make_no_sense(limit: Any) -> None:
 def test_a_depth_that_the_stack_has_no_room_for() -> None:
     with pytest.raises(ConfigurationError, match="from 1 to 200"):
         ItemCodec(max_depth=201)
+
+
+def test_libraries_of_models_are_never_imported_for_their_own_sake() -> None:
+    code = (
+        "import sys\n"
+        "from outlast.codec import Signature\n"
+        "def work(x: int, y: list[str]) -> None: ...\n"
+        "Signature(work)\n"
+        "print(sorted({'pydantic', 'attr', 'attrs'} & set(sys.modules)))\n"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout == "[]\n"
