@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
 import signal
 import subprocess
 import sys
@@ -133,6 +134,60 @@ def test_it_works_and_stops_in_order(shop: Shop) -> None:
     view = json.loads(shop.ok("show", id, "--json", "--app", "shop:app"))
     assert (view["state"], view["result"], view["attempt"]) == ("done", "receipt 7", 1)
     assert json.loads(shop.ok("workers", "--json", "--app", "shop:app"))["workers"] == []
+
+
+AS_NOBODY = """
+import os, sys
+from outlast.worker import supervisor
+
+def launch(options):
+    print(*os.getresuid(), *os.getresgid(), *os.getgroups(), os.environ["USER"])
+
+supervisor.launch = launch
+os.access = lambda *_: True  # this interpreter may lie where only root can read
+sys.argv = ["outlast", "worker", "shop:app", *sys.argv[1:]]
+from outlast.cli import main
+main()
+"""
+
+only_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+
+
+def as_root(*args: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", AS_NOBODY, *args]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@only_root
+def test_root_can_be_given_up_for_good() -> None:
+    nobody = pwd.getpwnam("nobody")
+    done = as_root("--user", "nobody")
+    *ids, name = done.stdout.split()
+    assert name == "nobody"
+    assert set(ids[:3]) == {str(nobody.pw_uid)}
+    assert set(ids[3:]) == {str(nobody.pw_gid)}
+    assert "Warning" not in done.stderr
+
+
+@only_root
+def test_root_is_warned() -> None:
+    assert "--user NAME" in as_root().stderr
+
+
+@only_root
+def test_a_user_who_may_not_run_python(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("initgroups", "setgid", "setuid"):
+        monkeypatch.setattr(os, name, lambda *_: None)
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    result = shop.run("worker", "shop:app", "--user", "nobody")
+    assert result.exit_code == 2
+    assert f"may not run {sys.executable}" in result.stderr
+
+
+def test_a_user_that_is_not_there(shop: Shop, told: list[WorkerOptions]) -> None:
+    result = shop.run("worker", "shop:app", "--user", "nobody-of-that-name")
+    assert result.exit_code == 2
+    assert told == []
 
 
 @pytest.mark.parametrize(

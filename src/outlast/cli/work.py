@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+import os
+import sys
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from outlast.cli.loading import split
 from outlast.cli.moments import age
+
+if TYPE_CHECKING:
+    from outlast.cli.screen import Screen
 
 __all__ = ["worker"]
 
@@ -17,6 +22,26 @@ def _queues(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> tu
     if not all(names):
         raise click.BadParameter("a queue needs a name")
     return tuple(dict.fromkeys(names))
+
+
+def _become(user: str) -> None:
+    """Give root up for good. Raises ``click.UsageError`` if there is no such user, or no right."""
+    try:
+        import pwd
+
+        entry = pwd.getpwnam(user)
+        os.initgroups(entry.pw_name, entry.pw_gid)
+        os.setgid(entry.pw_gid)
+        os.setuid(entry.pw_uid)
+    except ImportError:
+        raise click.UsageError("--user can't be had on this system") from None
+    except KeyError:
+        raise click.UsageError(f"--user: there is no user {user!r} here") from None
+    except PermissionError:
+        raise click.UsageError("--user is for root, who alone may become somebody else") from None
+    if not os.access(sys.executable, os.X_OK):
+        raise click.UsageError(f"--user: {user} may not run {sys.executable}")
+    os.environ.update(HOME=entry.pw_dir, USER=entry.pw_name, LOGNAME=entry.pw_name)
 
 
 @click.command()
@@ -39,8 +64,10 @@ def _queues(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> tu
               show_default=True, help="The event loop.")  # fmt: skip
 @click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]),
               default="info", show_default=True)  # fmt: skip
+@click.option("--user", metavar="NAME", help="As root: run as this user, with its groups.")
 @click.option("--debug", is_flag=True, expose_value=False, help="Show tracebacks of errors.")
-def worker(app: str, **options: Any) -> None:
+@click.pass_obj
+def worker(screen: Screen, /, app: str, user: str | None, **options: Any) -> None:
     """Run tasks until stopped.
 
     \b
@@ -60,4 +87,8 @@ def worker(app: str, **options: Any) -> None:
         raise click.UsageError(f"{app!r}: write MODULE:APP, for example {name}:app")
     if options["lease"] < 1:
         raise click.UsageError("--lease must be at least 1 second")
+    if user is not None:
+        _become(user)
+    elif hasattr(os, "geteuid") and os.geteuid() == 0:
+        screen.note("Warning: tasks run as root here; --user NAME runs them as somebody else.")
     launch(WorkerOptions(target=app, loader="outlast.cli.loading:for_worker", **options))
