@@ -85,3 +85,17 @@ def test_a_zone_this_machine_can_t_find_again_is_refused_at_enqueue(tmp_path: Pa
         zone = ZoneInfo.from_file(file, key="Asia/Edo")
     with pytest.raises(EncodeError, match="no such time zone"):
         ItemCodec(datetime).encode(datetime(2024, 1, 1, tzinfo=zone))
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["../../etc/passwd", "/etc/passwd", "Europe/../UTC", "zone.tab", "a/b/c/d/e", "Ünter", "-\0"],
+)
+def test_what_is_no_zone_name_is_not_even_looked_for(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked_for: list[object] = []
+    monkeypatch.setattr(moments.os.path, "isfile", looked_for.append)
+    with pytest.raises(DecodeError):
+        ItemCodec(datetime).decode(f'"2024-01-01T00:00:00[{name}]"'.encode())
+    assert looked_for == []
