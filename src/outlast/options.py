@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -124,18 +125,28 @@ def policy_of(job: Job, own: RetryPolicy) -> RetryPolicy:
     return _unpack(text, own)
 
 
-def needs(job: Job, *, lane: bool = False) -> Feature:
-    """What a store must be able to do to take jobs like this one."""
+def needs(job: Job, *, lane: bool = False) -> Feature | None:
+    """What a store must be able to do to take jobs like this one; None for the least."""
+    return _needs(
+        job.delay is not None or job.run_at is not None or job.max_attempts > 1,
+        job.priority != 0,
+        job.key is not None,
+        lane or job.lane is not None,
+    )
+
+
+@cache
+def _needs(delay: bool, priority: bool, key: bool, lane: bool) -> Feature | None:
     wanted = Feature(0)
-    if job.delay is not None or job.run_at is not None or job.max_attempts > 1:
+    if delay:
         wanted |= Feature.DELAY
-    if job.priority:
+    if priority:
         wanted |= Feature.PRIORITY
-    if job.key is not None:
+    if key:
         wanted |= Feature.KEYS
-    if lane or job.lane is not None:
+    if lane:
         wanted |= Feature.LANES
-    return wanted
+    return wanted or None
 
 
 def seconds(name: str, value: float | timedelta) -> float:

@@ -221,7 +221,7 @@ class Task(Generic[P, R_co]):
         self._template = template
         self._lane = lane
         self._plain = template.key is None and lane is None
-        self.needs = needs(template, lane=lane is not None) or None
+        self.needs = needs(template, lane=lane is not None)
         if self.needs is not None:
             self.outlet.check(self.name, self.needs)
 

@@ -16,6 +16,7 @@ from tests.fakes import FakeClock
 from outlast import (
     ConfigurationError,
     DecodeError,
+    EnqueueUncertain,
     Failure,
     Handle,
     JobCancelled,
@@ -27,9 +28,10 @@ from outlast import (
 )
 from outlast.chance import SystemChance
 from outlast.job import Job, done
+from outlast.stores.memory import MemoryStore
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Sequence
     from pathlib import Path
 
     from outlast import Task
@@ -273,6 +275,32 @@ async def test_closing_the_app_ends_the_waits_of_threads() -> None:
             await asyncio.sleep(0)
     with pytest.raises(StoreClosed):
         await waiting
+
+
+async def test_closing_the_app_in_the_middle_of_an_enqueue_is_uncertain(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The thread learns the id, so that it can ask, or store the same call again."""
+    app = make("memory://")
+    call = app.tasks["receipt"].call(1)
+    adding = threading.Event()
+
+    async def add(self: MemoryStore, jobs: Sequence[Job], capacity: int | None = None) -> None:
+        adding.set()
+        await asyncio.Event().wait()
+
+    async with app:
+        with monkeypatch.context() as patch:
+            patch.setattr(MemoryStore, "add", add)
+            waiting = asyncio.create_task(asyncio.to_thread(app.enqueue_many_sync, [call]))
+            await asyncio.to_thread(adding.wait, 10)
+            await app.close()
+            with pytest.raises(EnqueueUncertain, match="may or may not") as caught:
+                await waiting
+        await app.open()
+        assert caught.value.ids == (call.job.id,)
+        (handle,) = await app.enqueue_many([call])
+        assert handle.created
 
 
 def test_fifty_threads_enqueue_and_wait_at_once(tmp_path: Path) -> None:
