@@ -72,6 +72,8 @@ class Line:
         self.pays = ack == "get"
         self.opened = False
         self.unfinished = 0
+        self.changes = 0
+        """Counts what would make a look at the store stale: items put and settled here."""
         self.recent: dict[str, Any] = {}
         """The first items that were put here and have not come back, to be shown to people."""
         self.holds = Holds()
@@ -192,6 +194,7 @@ class Line:
         """This one is stored."""
         self.supply.window.outside(job.rank)
         self.unfinished += 1
+        self.changes += 1
         if len(self.recent) < SHOWN:
             self.recent[job.id] = item
 
@@ -229,6 +232,7 @@ class Line:
 
     def settle(self, entries: Sequence[Entry]) -> None:
         """These are done: durable at once with ``each`` or without an event loop, else soon."""
+        self.changes += 1
         if self._max_crashes is not None:
             self._unmark(entries)
         self.settling.add([done(entry.claim) for entry in entries], now=self.each)
@@ -239,6 +243,13 @@ class Line:
             self._unmark([entry])
         self.settling.give_back([entry.claim], started=True, now=self.each)
         self.supply.window.outside(entry.claim.job.rank)
+
+    async def recount(self) -> None:
+        """Look into the store how much is unfinished, over all processes."""
+        before = self.changes
+        live = (await self.store.depth(self.name)).live
+        if before == self.changes and not self.settling:
+            self.unfinished = live - self.holds.counted
 
     def drop(self) -> None:
         """Let go of what waits: nobody will ask for it here."""

@@ -223,9 +223,7 @@ class Pump:
         while any(not joiner.done() for joiner in self.joiners):
             await line.settling.flush()
             if not self.ended:
-                live = (await line.store.depth(line.name)).live
-                if not line.settling:
-                    line.unfinished = live - line.holds.counted
+                await line.recount()
             if line.unfinished <= 0 and not line.settling:
                 self.finish()
                 return
