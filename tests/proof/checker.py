@@ -23,7 +23,7 @@ __all__ = ["Report", "Run", "check"]
 
 ENDINGS = frozenset({"done", "dead", "cancelled"})
 AGAIN = frozenset({"retry", "give_back"})
-PLANNED = frozenset({"error", "snooze", "stopped"})
+PLANNED = frozenset({"error", "snooze"})
 FAULTS = frozenset({"kill", "stop", "term"})
 SKEW = 1.0
 """Seconds between a fault's line in the journal and the fault itself, generously."""

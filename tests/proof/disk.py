@@ -17,7 +17,7 @@ __all__ = ["MODES", "Disk", "Mode", "images", "lay_out"]
 
 Mode = Literal["drop", "keep", "rand", "torn"]
 MODES: tuple[Mode, ...] = get_args(Mode)
-SECTOR = 512
+SECTOR, PAGE = 512, 4096
 
 
 @dataclass(slots=True, eq=False)
@@ -26,6 +26,36 @@ class _Blob:
 
     solid: bytearray = field(default_factory=bytearray)
     loose: list[Op] = field(default_factory=list)
+    cache: bytearray | None = None
+    """What programs read, once that is more than the platter and the loose operations tell."""
+
+    def do(self, op: Op) -> None:
+        if op.kind == "sync":
+            self._flush()
+        elif op.kind == "badsync":
+            self._flush_to_nowhere()
+        else:
+            self.loose.append(op)
+            if self.cache is not None:
+                _change(self.cache, op)
+
+    def _flush(self) -> None:
+        for op in self.loose:
+            _change(self.solid, op)
+            if self.cache is not None and op.kind == "write":
+                # The whole page goes, with whatever else of it has not got there before.
+                first = op.offset // PAGE * PAGE
+                last = (op.offset + len(op.data) + PAGE - 1) // PAGE * PAGE
+                page = bytes(self.cache[first:last])
+                _change(self.solid, op._replace(offset=first, data=page))
+        self.loose.clear()
+
+    def _flush_to_nowhere(self) -> None:
+        if self.cache is None:
+            self.cache = bytearray(self.solid)
+            for op in self.loose:
+                _change(self.cache, op)
+        self.loose.clear()
 
 
 class Disk:
@@ -54,13 +84,7 @@ class Disk:
         elif op.kind == "syncdir":
             self._settle_names(op.name)
         elif op.name in self._now:
-            blob = self._now[op.name]
-            if op.kind == "sync":
-                for loose in blob.loose:
-                    _change(blob.solid, loose)
-                blob.loose.clear()
-            else:
-                blob.loose.append(op)
+            self._now[op.name].do(op)
 
     def _settle_names(self, folder: str) -> None:
         rest = []

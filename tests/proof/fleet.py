@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from outlast.job import Job
     from outlast.task import Call
 
-__all__ = ["Fleet", "fleet_rounds", "take_fleet_toll"]
+__all__ = ["Fleet", "fleet_rounds", "take_fleet_toll", "work"]
 
 ROOT = Path(__file__).parents[2]
 SESSION = 100
@@ -73,7 +73,7 @@ class Fleet:
             number = self.dice.getrandbits(32)
             self.producers.append(fork(lambda n=number: _produce(n)))  # type: ignore[misc]
         while len(self.workers) < 2:
-            self.workers.append(fork(_work))
+            self.workers.append(fork(work))
         while len(self.supervisors) < 1:
             words = [sys.executable, "-m", "outlast", "worker", "tests.proof.tolls:app"]
             words += ["-q", "tolls", "-c", "4", "-p", "2", "--create", "--log-level", "error"]
@@ -124,11 +124,13 @@ class Fleet:
     def dismiss(self) -> None:
         """End the workers in order: each must exit by itself, with 0."""
         for boss in self.supervisors:
+            self.rig.write("term", target=boss.pid)
             boss.send_signal(signal.SIGTERM)
             if boss.wait(30) != 0:
                 raise RuntimeError(f"the supervisor ended with {boss.returncode}")
         self.supervisors.clear()
         for child in self.workers:
+            self.rig.write("term", target=child.pid)
             child.send(signal.SIGTERM)
             if (code := child.wait(30)) != 0:
                 raise RuntimeError(f"a worker ended with {code}")
@@ -199,14 +201,14 @@ def _call(dice: random.Random) -> Call[list[int]]:
     return task.call(seconds)
 
 
-def _work() -> None:
+def work(lease: float = 15.0) -> None:
     """A worker inside a program, until SIGTERM."""
     tolls.say_hello()
 
     async def serve() -> None:
         stop = asyncio.Event()
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
-        async with tolls.app.worker(queues=[tolls.QUEUE], concurrency=4):
+        async with tolls.app.worker(queues=[tolls.QUEUE], concurrency=4, lease=lease):
             await stop.wait()
 
     asyncio.run(serve())

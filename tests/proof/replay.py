@@ -75,17 +75,22 @@ def record(
     seed: int = 0,
     durability: Durability = Durability.POWER,
     checkpoint_pages: int = 12,
+    bad_sync: int = 0,
 ) -> Tape:
-    """Play the acts on a store in ``folder`` and keep every operation on its files."""
+    """Play the acts on a store in ``folder`` and keep every operation on its files.
+
+    ``bad_sync``: which sync after the opening fails, if any.
+    """
     tape = Tape()
 
     async def life(vfs: str) -> None:
         store = sqlite_store(folder / DB, vfs=vfs, durability=durability, chance=SeededChance(seed))
         await store.open()
+        tape.fail_sync(bad_sync)
         stage = Stage(store, tape, chance=SeededChance(seed + 1), seed=seed)
         await play(stage, tuple(acts))
         await store.close()
-        if stage.errors:
+        if stage.errors and not bad_sync:
             raise stage.errors[0]
 
     # A checkpoint each few pages: the moments around one are those that can hurt.
@@ -143,6 +148,7 @@ def replay(
     modes: Sequence[Mode] = MODES,
     drain_each: int = 10,
     durability: Durability = Durability.POWER,
+    bad_sync: int = 0,
     budget: float = 3600.0,
 ) -> Replayed:
     """Judge the images of every prefix in every mode, or of as many prefixes as make ``replays``.
@@ -153,7 +159,7 @@ def replay(
     began = time.monotonic()
     dice = random.Random(seed)
     with tempfile.TemporaryDirectory(prefix="outlast-tape-") as made, scratch() as image:
-        tape = record(Path(made), acts, seed=seed, durability=durability)
+        tape = record(Path(made), acts, seed=seed, durability=durability, bad_sync=bad_sync)
         total.operations = len(tape.ops)
         total.acknowledged = sum(event.kind == "ok" for event in tape.events)
         points = range(len(tape.ops) + 1)

@@ -153,6 +153,14 @@ def test_a_retry_or_a_hand_back_asks_for_the_next_run() -> None:
     assert broken(story) == {}
 
 
+def test_a_run_that_was_stopped_needs_somebody_who_stopped_its_worker() -> None:
+    story = Story().added().ran(note="stopped").ran(pid=OTHER, attempt=2).holds()
+    assert broken(story) == {"unexplained": ["a"]}
+    story = Story().added().tell("start", "a", attempt=1).tell("term", target=WORKER)
+    story.tell("end", "a", note="stopped").ran(pid=OTHER, attempt=2).holds()
+    assert broken(story) == {}
+
+
 def test_a_zombie_is_excused_but_its_verdict_must_be_refused() -> None:
     def frozen() -> Story:
         story = Story().added().tell("start", "a", attempt=1).tell("stop", target=WORKER)

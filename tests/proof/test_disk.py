@@ -73,6 +73,18 @@ def test_files_are_synced_one_by_one() -> None:
     assert left(made, "drop") == {"/d/x": b"x", "/d/y": b"Y"}
 
 
+def test_after_a_failed_sync_only_what_is_written_again_gets_there() -> None:
+    made = Disk()
+    made.preload(W, b"0" * 12288)
+    made.apply(Op("write", W, 10, b"a"))
+    made.apply(Op("write", W, 8192, b"b"))
+    made.apply(Op("badsync", W))
+    made.apply(Op("write", W, 20, b"c"))
+    made.apply(Op("sync", W))
+    data = left(made, "keep")[W]
+    assert (data[10:11], data[20:21], data[8192:8193]) == (b"a", b"c", b"0")
+
+
 def test_truncation_is_as_volatile_as_a_write() -> None:
     made = Disk()
     made.preload(W, b"abcd")

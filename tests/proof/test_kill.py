@@ -6,6 +6,7 @@ import pytest
 from tests.proof.calls import sweep
 from tests.proof.fleet import take_fleet_toll
 from tests.proof.kill import take_toll
+from tests.proof.recovery import take_recovery
 
 
 @pytest.mark.timeout(180)
@@ -44,3 +45,12 @@ def test_three_hundred_kills_of_real_workers_and_producers() -> None:
     assert toll.broken == {}, "\n\n".join(toll.stories)
     # Many kills a second on a busy machine: what one kill costs is measured elsewhere.
     assert toll.recovery_p99 < 10.0
+
+
+@pytest.mark.alone
+@pytest.mark.timeout(120)
+def test_a_killed_workers_job_starts_again_within_a_second() -> None:
+    toll = take_recovery(10, seed=1)
+    assert toll.broken == {}, "\n\n".join(toll.stories)
+    assert toll.explained == 10
+    assert toll.recovery_worst <= 1.0

@@ -41,6 +41,16 @@ def test_a_power_cut_in_a_migration_leaves_the_old_schema_or_the_new() -> None:
     assert total.broken == {}, total.stories
 
 
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("nth", [1, 2, 3, 5, 8])
+def test_s3_a_failed_sync_costs_nothing_that_was_acknowledged(nth: int) -> None:
+    """On Linux the next sync "succeeds" though the data of the failed one is gone for good."""
+    acts = ("add_one_by_one", "add_many", "claim_and_settle", "add_one_by_one")
+    total = replay(acts, seed=4, replays=120, modes=("drop", "rand"), bad_sync=nth)
+    assert total.acknowledged > 10
+    assert total.broken == {}, total.stories
+
+
 @pytest.mark.timeout(60)
 def test_the_replay_sees_what_a_weaker_setting_loses() -> None:
     weak = replay(

@@ -18,13 +18,16 @@ if TYPE_CHECKING:
 
 __all__ = ["Op", "OpKind", "Tape", "Watcher", "io_error", "watched"]
 
-OpKind = Literal["create", "found", "write", "truncate", "sync", "delete", "syncdir", "read"]
+OpKind = Literal[
+    "create", "found", "write", "truncate", "sync", "badsync", "delete", "syncdir", "read"
+]
 
 
 class Op(NamedTuple):
     """One operation on one file. ``offset`` is the new size for ``truncate``.
 
-    ``found``: SQLite opened a file that somebody else had made.
+    ``found``: SQLite opened a file that somebody else had made. ``badsync``: a sync that failed;
+    as on Linux, what was written before it then counts as clean and never reaches the platter.
     """
 
     kind: OpKind
@@ -53,14 +56,12 @@ class _File(apsw.VFSFile):
         super().__init__("", name, flags)
         if path:
             watcher.after(Op("create" if fresh else "found", path))
-        if fresh:
-            # SQLite syncs the folder together with the first sync of a journal that it creates.
-            journals = (
-                apsw.SQLITE_OPEN_WAL
-                | apsw.SQLITE_OPEN_MAIN_JOURNAL
-                | apsw.SQLITE_OPEN_SUPER_JOURNAL
-            )
-            self._sync_folder = bool(flags[0] & journals)
+        # Whoever may create a journal syncs the folder together with its own first sync of it.
+        journals = (
+            apsw.SQLITE_OPEN_WAL | apsw.SQLITE_OPEN_MAIN_JOURNAL | apsw.SQLITE_OPEN_SUPER_JOURNAL
+        )
+        creates = bool(flags[0] & apsw.SQLITE_OPEN_CREATE)
+        self._sync_folder = bool(path) and creates and bool(flags[0] & journals)
 
     def xRead(self, amount: int, offset: int) -> bytes:
         if self._watcher is not None:
@@ -132,6 +133,7 @@ def io_error(kind: OpKind, *, full: bool = False) -> apsw.Error:
         "write": apsw.SQLITE_IOERR_WRITE,
         "truncate": apsw.SQLITE_IOERR_TRUNCATE,
         "sync": apsw.SQLITE_IOERR_FSYNC,
+        "badsync": apsw.SQLITE_IOERR_FSYNC,
         "delete": apsw.SQLITE_IOERR_DELETE,
         "create": apsw.SQLITE_CANTOPEN,
         "found": apsw.SQLITE_CANTOPEN,
@@ -159,10 +161,15 @@ class Tape(Memo):
         self.ops: list[Op] = []
         self._known = set(known)
         """Names of files that are there already, or were created on the tape."""
+        self._syncs_left = 0
         super().__init__(lambda: float(len(self.ops)))
 
     def before(self, op: Op) -> None:
-        """Nothing is refused."""
+        if op.kind == "sync" and self._syncs_left > 0:
+            self._syncs_left -= 1
+            if self._syncs_left == 0:
+                self.ops.append(op._replace(kind="badsync"))
+                raise io_error("sync")
 
     def after(self, op: Op) -> None:
         if op.kind == "found":
@@ -171,6 +178,10 @@ class Tape(Memo):
             if op.kind == "create":
                 self._known.add(op.name)
             self.ops.append(op)
+
+    def fail_sync(self, nth: int) -> None:
+        """Let the n-th sync of a file from here on fail, once."""
+        self._syncs_left = nth
 
     def _find(self, name: str) -> None:
         """The program made this file itself; its name lasts if it has synced the folder since."""
