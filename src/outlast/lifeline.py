@@ -36,6 +36,7 @@ import re
 import struct
 import sys
 import weakref
+from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -176,8 +177,12 @@ class SupervisorLock:
 
 
 def adopt(path: str, lock: SupervisorLock) -> None:
-    """Note in a worker's file who will say how it died."""
-    _write_at(path, _SUPERVISOR_AT, struct.pack("128p", lock.name.encode()))
+    """Note in a worker's file who will say how it died.
+
+    Does nothing if the file is gone: the worker died meanwhile, and was recovered by another.
+    """
+    with suppress(FileNotFoundError):
+        _write_at(path, _SUPERVISOR_AT, struct.pack("128p", lock.name.encode()))
 
 
 def write_cause(

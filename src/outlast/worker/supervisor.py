@@ -72,7 +72,7 @@ class Child:
             assert self.process.stdin is not None
             self.process.stdin.write(f"{word}\n".encode())
             self.process.stdin.flush()
-        except OSError:
+        except (OSError, ValueError):  # the pipe broke, or was closed after its death
             log.debug("worker process %d is gone already", self.process.pid)
 
 
