@@ -35,6 +35,42 @@ def outlast(folder: Path, *args: str) -> Any:
     return json.loads(done.stdout)
 
 
+CHANGED = """
+import asyncio, os, sys
+import outlast
+
+async def main():
+    {line}
+    if sys.argv[1] == "first":
+        for item in "abc":
+            await queue.put(item)
+        print(await queue.get(), flush=True)
+        os._exit(9)
+    items = [await queue.get() for _ in range(3)]
+    print(*items, queue.empty(), flush=True)
+    for _ in items:
+        queue.task_done()
+    await queue.join()
+
+asyncio.run(main())
+"""
+
+
+def test_the_one_line(tmp_path: Path) -> None:
+    """What was put, and not done when the program died, is there at the next start."""
+    (line,) = re.findall(r"^(queue = outlast\.Queue.*?)  # after$", README, re.MULTILINE)
+
+    def run(which: str) -> str:
+        command = [sys.executable, "-c", CHANGED.format(line=line), which]
+        return subprocess.run(
+            command, cwd=tmp_path, stdout=subprocess.PIPE, text=True, timeout=15, check=False
+        ).stdout
+
+    assert run("first") == "a\n"
+    assert run("second") == "a b c True\n"
+    assert (tmp_path / "shop.db").exists()
+
+
 @pytest.mark.timeout(60)
 def test_five_minutes(tmp_path: Path) -> None:
     """`python shop.py`, a worker, `kill -9` of its process, and the receipt."""
