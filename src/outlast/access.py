@@ -48,13 +48,14 @@ class Access:
                 return
 
     async def close(self) -> None:
-        """Count one user less, and close the store after the last one."""
-        self.store()
+        """Count one user less, and close the store after the last one; closed, it stays closed."""
         session = self._session
-        assert session is not None
+        if session is None or not session.users:
+            return
+        self.store()  # raises if this is not where it was opened
         async with session.lock:
-            session.users -= 1
-            if session.users:
+            session.users = max(0, session.users - 1)
+            if session.users or session is not self._session:
                 return
             self._session = None
             try:

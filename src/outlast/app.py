@@ -21,6 +21,7 @@ from outlast.job import DAY
 from outlast.limits import check_name
 from outlast.location import find_url, pin
 from outlast.options import task_options
+from outlast.store import Durability
 from outlast.stores import connect, redact
 from outlast.task import AsyncTask, SyncTask, Task, default_name, kind_of
 
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from outlast.hooks import Hooks
     from outlast.options import Lane, TaskOptions
     from outlast.retry import RetryPolicy
-    from outlast.store import Durability, Store
+    from outlast.store import Store
     from outlast.task import Call
     from outlast.worker import Worker
 
@@ -86,7 +87,7 @@ class Outlast:
     ) -> None:
         check_name(namespace, "namespace")
         self.namespace = namespace
-        self._durability = durability
+        self._durability = _class(durability)
         self._create = create
         self._max_bytes = _count("max_payload", max_payload)
         self._max_depth = _count("max_depth", max_depth)
@@ -219,7 +220,11 @@ class Outlast:
         await self._access.open(self._desk.check_all)
 
     async def close(self) -> None:
-        """Undo one ``open``; the last one closes the store and stops the background loop."""
+        """Undo one ``open``; the last one closes the store and stops the background loop.
+
+        It does nothing if the app is not open. Raises ``StoreClosed`` in another event loop, or
+        process, than the app was opened in.
+        """
         await self._access.close()
 
     async def __aenter__(self) -> Self:
@@ -296,7 +301,7 @@ class Outlast:
         url = find_url() if self._given is None else self._given
         if url is None:
             return None
-        url = pin(url)
+        url = pin(url, self._durability)
         if url.partition("?")[0].rstrip("/").lower() == "memory:":
             # Each connect() to it would be a new, empty store. This one gave itself a name by
             # which the worker and the bridge find it too, for as long as the app holds it.
@@ -384,6 +389,14 @@ def _count(name: str, value: int) -> int:
     if type(value) is not int or value < 1:
         raise ConfigurationError(f"{name}={value!r}: use a whole number from 1 up")
     return value
+
+
+def _class(durability: object) -> Durability | None:
+    if durability is None or isinstance(durability, Durability):
+        return durability
+    raise ConfigurationError(
+        f"durability={durability!r}: use one of {', '.join(map(repr, Durability))}"
+    )
 
 
 def _text(id: object) -> str:

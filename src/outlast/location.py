@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from outlast.errors import ConfigurationError
-from outlast.stores.urls import parse
+from outlast.stores.urls import parse, redact
+
+if TYPE_CHECKING:
+    from outlast.store import Durability
 
 __all__ = ["find_url", "pin"]
 
@@ -38,15 +42,19 @@ def find_url() -> str | None:
     return url
 
 
-def pin(url: str) -> str:
+def pin(url: str, durability: Durability | None) -> str:
     """The same URL, checked, and with the folder as it is now where a file's name is relative.
 
     A program that changes its folder later must not get a second, empty store. Raises
-    ``ConfigurationError`` if no store can be at that URL.
+    ``ConfigurationError`` if no store can be at that URL, or if it asks for another durability.
     """
     if not isinstance(url, str):
         raise ConfigurationError(f"a store URL is a text, not {type(url).__name__}")
     address = parse(url)
+    if durability is not None and address.durability not in (None, durability):
+        raise ConfigurationError(
+            f"{redact(url)!r} and the argument durability={durability} disagree: say it once"
+        )
     if address.scheme != "sqlite" or os.path.isabs(address.path):
         return url
     try:

@@ -120,7 +120,8 @@ class Task(Generic[P, R_co]):
         Raises ``EncodeError`` naming the parameter if the arguments don't fit the signature or
         can't be stored unchanged, ``KeyConflict`` if the key belongs to a call with other
         arguments, ``StoreClosed`` outside of ``async with app``, and ``EnqueueUncertain`` if the
-        job may or may not be stored. Cancelled in the middle, it is stored or it is not.
+        job may or may not be stored. Cancelled in the middle, it is stored or it is not. What
+        shall be repeated safely after that gets a ``key``, or is made with ``call`` first.
 
         >>> handle = await send_receipt.enqueue(42, to="a@b.example")
         """

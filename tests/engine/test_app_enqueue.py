@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 from tests.engine.by_hand import work
+from tests.fakes import FakeClock
 
 from outlast import (
     Call,
@@ -244,14 +245,14 @@ class TestKeys:
         assert len(send_of(app).using(key="k").call(1).job.digest) == 16
 
 
-async def test_a_key_is_forgotten_after_its_time() -> None:
+@pytest.mark.parametrize("kind", ["memory", "sqlite"])
+async def test_a_key_is_forgotten_after_its_time(kind: str, tmp_path: Path) -> None:
     """C38 (b), with the clock moved instead of waiting."""
-    from tests.fakes import FakeClock
-
     clock = FakeClock()
-    app = Outlast("memory://", clock=clock)
+    url = "memory://" if kind == "memory" else f"sqlite:///{tmp_path}/jobs.db?durability=process"
+    app = Outlast(url, clock=clock)
 
-    @app.task(keep_key=3600)
+    @app.task(name="tick", keep_key=3600)
     async def tick(n: int) -> int:
         return n
 

@@ -106,11 +106,20 @@ def test_no_message_shows_a_password(url: str) -> None:
         ({"max_payload": 0}, "max_payload=0"),
         ({"max_payload": 1.5}, "max_payload=1.5"),
         ({"max_depth": -1}, "max_depth=-1"),
+        ({"durability": "power"}, "durability='power'.*Durability.POWER"),
+        ({"durability": 2}, "durability=2"),
     ],
 )
 def test_a_bad_option_is_refused_when_the_app_is_made(options: Any, found: str) -> None:
     with pytest.raises(ConfigurationError, match=found):
         Outlast("memory://", **options)
+
+
+def test_two_opinions_about_durability() -> None:
+    url = "sqlite:///jobs.db?durability=process"
+    assert Outlast(url, durability=Durability.PROCESS).url is not None
+    with pytest.raises(ConfigurationError, match="disagree"):
+        Outlast(url, durability=Durability.POWER)
 
 
 def test_limits_are_those_of_the_app() -> None:
