@@ -244,9 +244,10 @@ def test_numbers_and_depths_that_json_cannot_hold_are_shown_as_bytes(shop: Shop)
     shop.add(
         Job(id="infinite", task="t", payload=b'{"x":1e999}'),
         Job(id="deep", task="t", payload=b"[" * 5000 + b"]" * 5000),
+        Job(id="deeper", task="t", payload=b'{"x":' * 300 + b"1" + b"}" * 300),
         Job(id="long", task="t", payload=b"9" * 5000),
     )
-    for id in ("infinite", "deep", "long"):
+    for id in ("infinite", "deep", "deeper", "long"):
         view = json.loads(shop.ok("show", id, "--json", "--url", shop.url))
         assert "arguments_base64" in view
         assert shop.ok("show", id, "--url", shop.url)

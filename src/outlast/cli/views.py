@@ -23,6 +23,9 @@ __all__ = [
 ]
 
 
+DEEPEST = 200
+"""Stored JSON that is nested deeper is shown as bytes."""
+
 SILENT = 60.0
 """A worker that was not seen for so many seconds is not counted as alive."""
 
@@ -139,7 +142,21 @@ def _failure_view(failure: Failure) -> dict[str, Any]:
 def _bytes_view(name: str, data: bytes) -> dict[str, Any]:
     try:
         value = json.loads(data)
-        json.dumps(value, allow_nan=False)
+        if _is_shallow(value):
+            json.dumps(value, allow_nan=False)
+            return {name: value}
     except (ValueError, RecursionError):
-        return {f"{name}_base64": base64.b64encode(data).decode("ascii")}
-    return {name: value}
+        pass  # shown as bytes, below
+    return {f"{name}_base64": base64.b64encode(data).decode("ascii")}
+
+
+def _is_shallow(value: Any) -> bool:
+    """Whether all that handles the value one level a call will come to its end."""
+    level = [value]
+    for _ in range(DEEPEST):
+        inner = [each.values() if isinstance(each, dict) else each for each in level
+                 if isinstance(each, dict | list)]  # fmt: skip
+        level = [item for items in inner for item in items]
+        if not level:
+            return True
+    return False
