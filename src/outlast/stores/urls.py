@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
-from urllib.parse import parse_qsl, unquote
+from urllib.parse import parse_qsl, quote, unquote
 
 from msgspec import Struct
 
@@ -11,7 +12,7 @@ from outlast.errors import ConfigurationError
 from outlast.limits import check_name
 from outlast.store import Durability
 
-__all__ = ["Address", "parse", "redact"]
+__all__ = ["Address", "file_url", "parse", "redact"]
 
 _EXAMPLES = "memory://, sqlite:///jobs.db (this folder) or sqlite:////var/lib/app/jobs.db"
 _LATER = ("amqp", "amqps", "postgres", "postgresql", "redis", "rediss", "valkey")
@@ -92,9 +93,19 @@ def _file(rest: str, url: str) -> str:
         raise ConfigurationError(f"{redact(url)!r} names no file: use sqlite:///jobs.db")
     if path == ":memory:":
         raise ConfigurationError(f"{redact(url)!r} keeps nothing: use memory:// if that is meant")
-    if "\0" in path:
-        raise ConfigurationError(f"{redact(url)!r}: a file name can't hold NUL")
+    if path.startswith("file:"):
+        raise ConfigurationError(
+            f"{redact(url)!r}: SQLite's own file: URIs are not for outlast; name the file itself"
+        )
+    if not path.isprintable():
+        raise ConfigurationError(f"{redact(url)!r}: a file name can't hold what can't be seen")
     return path
+
+
+def file_url(path: str) -> str:
+    """The URL of a file by its absolute path: ``parse`` gives the path back."""
+    marks = (c if c.isprintable() and c not in "%?#" else quote(os.fsencode(c)) for c in path)
+    return f"sqlite:///{''.join(marks)}"
 
 
 def _durability(query: str, url: str) -> Durability | None:

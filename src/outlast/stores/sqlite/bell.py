@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import os
 import select
 import threading
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -24,6 +26,8 @@ __all__ = ["ALL", "ENDED", "ROOM", "WORK", "Bell"]
 WORK, ENDED, ROOM = 1, 2, 4
 """News: jobs may have become claimable; jobs may have ended; fewer jobs may be queued."""
 ALL = WORK | ENDED | ROOM
+
+_log = logging.getLogger(__name__)
 
 _SUFFIX = ".bell"
 _POLL = 0.02
@@ -51,24 +55,28 @@ class Bell:
             if self._thread is not None:
                 return
             self._stop = os.pipe()
-            if hasattr(os, "mkfifo"):
-                self._ear = self._open_ear()
-                run, arguments = self._hear, (self._ear, self._stop[0])
-            else:
-                run, arguments = self._poll, (changed,)  # type: ignore[assignment]
-            self._thread = threading.Thread(
-                target=run, args=arguments, name="outlast-bell", daemon=True
+            self._ear = self._open_ear()
+            run = (
+                partial(self._poll, changed)
+                if self._ear is None
+                else partial(self._hear, self._ear, self._stop[0])
             )
+            self._thread = threading.Thread(target=run, name="outlast-bell", daemon=True)
             self._thread.start()
 
-    def _open_ear(self) -> int:
+    def _open_ear(self) -> int | None:
+        """A pipe of ours, or None where there can be none: not here, or not on this disk."""
+        if not hasattr(os, "mkfifo"):
+            return None
         # Under its final name there is always a reader behind it, or its process is dead.
         fresh = self._folder / f".{self._name}"
-        with contextlib.suppress(FileNotFoundError):
-            fresh.unlink()
-        os.mkfifo(fresh, 0o600)
-        ear = os.open(fresh, os.O_RDWR | os.O_NONBLOCK)
-        os.rename(fresh, self._folder / self._name)
+        try:
+            os.mkfifo(fresh, 0o600)
+            ear = os.open(fresh, os.O_RDWR | os.O_NONBLOCK)
+            os.rename(fresh, self._folder / self._name)
+        except OSError as error:
+            _log.warning("%s: no named pipe (%s); looking for news instead", fresh, error.strerror)
+            return None
         return ear
 
     def _hear(self, ear: int, stop: int) -> None:
@@ -97,7 +105,12 @@ class Bell:
         """Tell every listening process; never blocks, and costs microseconds if nobody listens."""
         if not hasattr(os, "mkfifo"):
             return
-        self._list()
+        try:
+            self._list()
+        except OSError as error:
+            # Whoever waits finds the news when its time is over.
+            _log.warning("%s: can't wake other processes: %s", self._folder, error.strerror)
+            return
         message = bytes((news,))
         for name, descriptor in list(self._others.items()):
             try:

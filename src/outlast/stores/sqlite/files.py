@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import os
+import re
+import shutil
 import stat
 import sys
 from pathlib import Path
@@ -19,14 +22,18 @@ __all__ = [
     "file_system",
     "path_durability",
     "prepare",
-    "writable",
+    "prepare_companion",
+    "real",
 ]
+
+_log = logging.getLogger(__name__)
 
 VOLATILE = frozenset({"tmpfs", "ramfs", "devtmpfs", "hugetlbfs"})
 NETWORK = frozenset(
     "nfs nfs4 cifs smb smb2 smb3 smbfs 9p afs ceph lustre gpfs virtiofs glusterfs fuse.sshfs"
     " fuse.glusterfs fuse.s3fs fuse.rclone davfs beegfs orangefs ocfs2 gfs2".split()
 )
+MOUNTS = "/proc/self/mountinfo"
 BALLAST = 4 << 20
 """Bytes of disk that are kept back so that a full disk still lets work be settled."""
 
@@ -39,11 +46,21 @@ def companion(path: str) -> Path:
     return Path(os.path.dirname(path), f".{os.path.basename(path)}-outlast")
 
 
+def real(path: str) -> str:
+    """The absolute path, its folder free of symbolic links; the file itself is left as named.
+
+    Processes that come by different links then agree on where the log and the locks are.
+    """
+    folder, name = os.path.split(os.path.abspath(path))
+    return os.path.join(os.path.realpath(folder), name)
+
+
 def prepare(path: str, *, create: bool) -> None:
     """See that a plain file of ours stands at ``path``, made with mode 0600 if it has to be.
 
-    Raises ``ConfigurationError`` for symlinks, devices and folders that others may write to, and
-    ``StoreUnavailable`` when the file is missing and may not be made.
+    Raises ``ConfigurationError`` for symlinks, devices, files that belong to another user and
+    folders that others may write to, and ``StoreUnavailable`` when the file is missing and may not
+    be made.
     """
     folder = os.path.dirname(path)
     try:
@@ -52,17 +69,21 @@ def prepare(path: str, *, create: bool) -> None:
         if not os.path.isdir(folder):
             raise ConfigurationError(f"the folder {folder} does not exist; make it first") from None
         if not create:
-            raise StoreUnavailable(
-                f"there is no store at {path}; check the URL, or allow creating it"
-                " (--create, or create=True)"
-            ) from None
+            raise _missing(path) from None
         _refuse_open_folder(folder)
         _make(path)
-        return
     except NotADirectoryError:
         raise ConfigurationError(f"{folder} is not a folder") from None
-    except PermissionError as error:
+    except OSError as error:
         raise StoreUnavailable(f"can't look at {path}: {error.strerror}") from error
+    else:
+        _look_at(path, found)
+        if found.st_size == 0 and not create:
+            raise _missing(path)
+
+
+def _look_at(path: str, found: os.stat_result) -> None:
+    """Whether what stands there may serve; an empty file is as good as one we make."""
     if stat.S_ISLNK(found.st_mode):
         raise ConfigurationError(
             f"{path} is a symbolic link; name the real file {os.path.realpath(path)}, since SQLite"
@@ -70,19 +91,62 @@ def prepare(path: str, *, create: bool) -> None:
         )
     if not stat.S_ISREG(found.st_mode):
         raise ConfigurationError(f"{path} is not a plain file")
-    _refuse_open_folder(folder)
+    _refuse_open_folder(os.path.dirname(path))
+    _refuse_foreign(path, found)
     if not os.access(path, os.R_OK | os.W_OK):
         raise StoreUnavailable(f"{path} can't be read and written by this user")
+    if found.st_size == 0 and _is_ours(found):
+        # It held no secrets yet, and from now on it will.
+        os.chmod(path, 0o600)
+    elif found.st_mode & 0o077:
+        _log.warning(
+            "%s can be read by other users (mode %o); chmod 600 it", path, found.st_mode & 0o777
+        )
 
 
-def writable(path: str) -> None:
-    """Make the companion folder with mode 0700, or say why the store can't work here."""
+def _missing(path: str) -> StoreUnavailable:
+    return StoreUnavailable(
+        f"there is no store at {path}; check the URL, or allow creating it"
+        " (--create, or create=True)"
+    )
+
+
+def prepare_companion(path: str) -> None:
+    """Make the companion folder with mode 0700, or see that it is ours alone.
+
+    Raises ``ConfigurationError`` if it is another's, ``StoreUnavailable`` if it can't be made.
+    """
+    folder = companion(path)
     try:
-        companion(path).mkdir(mode=0o700, exist_ok=True)
+        folder.mkdir(mode=0o700)
+        _give_to_owner(folder, path)
+        return
+    except FileExistsError:
+        found = os.lstat(folder)
     except OSError as error:
-        raise StoreUnavailable(
-            f"can't write beside {path} ({error.strerror}); outlast needs the folder for the log"
-        ) from error
+        raise _refused(folder, error) from error
+    if not stat.S_ISDIR(found.st_mode):
+        raise ConfigurationError(f"{folder} is not a folder, and outlast needs one there")
+    _refuse_foreign(folder, found)
+    if found.st_mode & 0o077 and _is_ours(found):
+        os.chmod(folder, 0o700)
+
+
+def _is_ours(found: os.stat_result) -> bool:
+    return hasattr(os, "geteuid") and found.st_uid == os.geteuid()
+
+
+def _refuse_foreign(path: str | Path, found: os.stat_result) -> None:
+    """What another user made may have been put there to be read, or to be replaced."""
+    if hasattr(os, "geteuid") and os.geteuid() not in (0, found.st_uid) and found.st_uid != 0:
+        raise ConfigurationError(f"{path} belongs to another user (uid {found.st_uid})")
+
+
+def _give_to_owner(made: Path, path: str) -> None:
+    """When root looks into somebody's store, the owner must be able to go on using it."""
+    if hasattr(os, "geteuid") and os.geteuid() == 0:
+        owner = os.stat(path)
+        os.chown(made, owner.st_uid, owner.st_gid)
 
 
 def _make(path: str) -> None:
@@ -97,10 +161,12 @@ def _make(path: str) -> None:
     sync_folder(os.path.dirname(path))
 
 
-def _refused(path: str, error: OSError) -> StoreUnavailable:
+def _refused(path: str | Path, error: OSError) -> StoreUnavailable:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return StoreFull(f"no space left to make {path}")
-    return StoreUnavailable(f"can't make {path}: {error.strerror}")
+    return StoreUnavailable(
+        f"can't make {path}: {error.strerror}; outlast needs a folder in which it can write"
+    )
 
 
 def sync_folder(folder: str) -> None:
@@ -123,19 +189,33 @@ def _refuse_open_folder(folder: str) -> None:
         )
 
 
-def file_system(path: str) -> str:
-    """The type of the file system that holds ``path``, or "" where the system doesn't say."""
+def remove(path: str) -> None:
+    """Delete a store that nobody uses, with all that stands beside it."""
+    for name in (path, f"{path}-wal", f"{path}-shm"):
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(name)
+    shutil.rmtree(companion(path), ignore_errors=True)
+
+
+def file_system(path: str, mounts: str | None = None) -> str:
+    """The type of the file system that holds ``path``, or "" where the system doesn't say.
+
+    ``mounts`` is the text of proc's ``mountinfo``, if it isn't to be read from there.
+    """
+    if mounts is None:
+        try:
+            with open(MOUNTS, encoding="utf-8", errors="surrogateescape") as file:
+                mounts = file.read()
+        except OSError:
+            return ""
     best, kind = -1, ""
-    try:
-        with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as mounts:
-            lines = mounts.readlines()
-    except OSError:
-        return ""
-    real = os.path.realpath(path)
-    for line in lines:
-        fields = line.split()
-        point = fields[4].replace("\\040", " ")
-        inside = point == "/" or real == point or real.startswith(point + "/")
+    place = os.path.realpath(path)
+    for line in mounts.splitlines():
+        fields = line.split(" ")
+        if "-" not in fields:
+            continue
+        point = re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), fields[4])
+        inside = point == "/" or place == point or place.startswith(point + "/")
         # Of mounts over one another the last is the one in use.
         if inside and len(point) >= best:
             best, kind = len(point), fields[fields.index("-") + 1]
@@ -155,6 +235,8 @@ def path_durability(path: str) -> tuple[Durability, str]:
         )
     if kind in VOLATILE:
         return Durability.PROCESS, f"{path} is on {kind}, which is gone when the machine stops"
+    if kind == "fuse" or kind.startswith("fuse."):
+        return Durability.PROCESS, f"{path} is on {kind}, and nobody vouches for what that syncs"
     if kind == "overlay":
         return (
             Durability.POWER,
@@ -217,7 +299,10 @@ class Ballast:
         self._size = size
 
     def keep(self) -> bool:
-        """Make the ballast if it isn't there; False when there is no room for it."""
+        """Make the ballast if it isn't there; False when there is no room for it.
+
+        Raises ``StoreUnavailable`` if it can't be made for another reason.
+        """
         try:
             if self._path.stat().st_size == self._size:
                 return True
@@ -243,15 +328,25 @@ class Ballast:
 
     def drop(self) -> bool:
         """Give the space up; True if there was any."""
-        with contextlib.suppress(FileNotFoundError):
+        try:
             self._path.unlink()
-            return True
-        return False
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            _log.warning("can't give up %s: %s", self._path, error.strerror)
+            return False
+        return True
 
     def room(self) -> bool:
-        """Whether there is space for new work: the ballast stands and as much again is free."""
+        """Whether there is space for new work: the ballast stands and as much again is free.
+
+        Raises ``StoreUnavailable`` if it can't be made for another reason.
+        """
         if hasattr(os, "statvfs"):
-            found = os.statvfs(self._path.parent)
+            try:
+                found = os.statvfs(self._path.parent)
+            except FileNotFoundError:
+                return True  # the folder was taken away: whoever looks at our files will tell
             if found.f_bavail * found.f_frsize < self._size:
                 return False
         return self.keep()

@@ -1,4 +1,4 @@
-"""The thread that reads, and the calls that sleep until there is something to see."""
+"""The thread that reads: one call after the other, beside the one that writes."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ import asyncio
 import contextlib
 import threading
 from collections import deque
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import apsw
 
 from outlast.errors import StoreClosed
-from outlast.stores.sqlite.faults import mapped
+from outlast.stores.sqlite.faults import OF_ONE_CALL, mapped
+from outlast.stores.sqlite.ledger import Reads
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from outlast.clock import Clock
-    from outlast.stores.sqlite.ledger import Reads
+    from outlast.stores.sqlite.files import Identity
 
-__all__ = ["Reader", "Waiter"]
+__all__ = ["Reader"]
 
 T = TypeVar("T")
 
@@ -27,12 +27,17 @@ T = TypeVar("T")
 class Reader:
     """The thread that reads, one call after the other, each in a short transaction of its own."""
 
-    def __init__(self, make: Callable[[], Reads], path: str) -> None:
-        self._reads = make()
-        self._path = path
+    def __init__(
+        self, connect: Callable[[], apsw.Connection], namespace: str, identity: Identity
+    ) -> None:
+        self._connect = connect
+        self._namespace = namespace
+        self._identity = identity
+        self._reads = Reads(connect(), namespace)
+        self._sound = True
         self._calls: deque[tuple[Callable[[Reads], Any], Callable[[Any, Any], None]]] = deque()
         self._wake = threading.Event()
-        self._closing = False
+        self._closing = self._ended = False
         self._thread = threading.Thread(target=self._work, name="outlast-reader", daemon=True)
         self._thread.start()
 
@@ -59,33 +64,42 @@ class Reader:
         done.wait()
         if box[1] is not None:
             raise box[1]
-        return box[0]  # type: ignore[no-any-return]
+        return cast("T", box[0])
 
     def _submit(self, run: Callable[[Reads], Any], answer: Callable[[Any, Any], None]) -> None:
         if self._closing:
             raise StoreClosed("the store is closed")
         self._calls.append((run, answer))
         self._wake.set()
+        if self._ended:
+            self._refuse_the_rest()
 
     def close(self) -> None:
         self._closing = True
         self._wake.set()
         self._thread.join()
+        self._ended = True
+        self._refuse_the_rest()
+
+    def _refuse_the_rest(self) -> None:
+        """What came too late for the thread."""
+        with contextlib.suppress(IndexError):
+            while True:
+                self._calls.popleft()[1](None, StoreClosed("the store is closed"))
 
     def _work(self) -> None:
-        connection = self._reads.connection
-        connection.set_busy_timeout(5000)
+        self._reads.connection.set_busy_timeout(5000)
         while True:
             self._wake.wait()
             self._wake.clear()
             while self._calls:
                 run, answer = self._calls.popleft()
                 try:
-                    # One snapshot for all statements of a call.
-                    with connection:
-                        result = run(self._reads)
+                    result = self._read(run)
                 except apsw.Error as error:
-                    answer(None, mapped(error, self._path))
+                    # Never go on with a connection that saw an I/O error.
+                    self._sound = isinstance(error, (*OF_ONE_CALL, apsw.BusyError))
+                    answer(None, mapped(error, self._identity.path))
                 except BaseException as error:
                     answer(None, error)
                 else:
@@ -94,7 +108,20 @@ class Reader:
                 break
         # The last to close copies the log; what that leaves undone, the next one to open does.
         with contextlib.suppress(apsw.Error):
-            connection.close()
+            self._reads.connection.close()
+
+    def _read(self, run: Callable[[Reads], Any]) -> Any:
+        # What was taken away would otherwise be read for ever, as if nobody wrote any more.
+        self._identity.check()
+        if not self._sound:
+            with contextlib.suppress(apsw.Error):
+                self._reads.connection.close()
+            self._reads = Reads(self._connect(), self._namespace)
+            self._reads.connection.set_busy_timeout(5000)
+            self._sound = True
+        # One snapshot for all statements of a call.
+        with self._reads.connection:
+            return run(self._reads)
 
 
 def _settle_future(future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
@@ -103,32 +130,3 @@ def _settle_future(future: asyncio.Future[Any], result: Any, error: BaseExceptio
             future.set_exception(error)
         else:
             future.set_result(result)
-
-
-class Waiter:
-    """One call that sleeps until there is news, in whatever loop it runs."""
-
-    __slots__ = ("_loop", "_rung", "kind")
-
-    def __init__(self, kind: int) -> None:
-        self.kind = kind
-        self._loop = asyncio.get_running_loop()
-        self._rung: asyncio.Future[None] = self._loop.create_future()
-
-    def ring(self) -> None:
-        # A loop that was closed has nobody left to wake.
-        with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._set)
-
-    def _set(self) -> None:
-        if not self._rung.done():
-            self._rung.set_result(None)
-
-    async def sleep(self, clock: Clock, seconds: float) -> None:
-        sleeper = asyncio.ensure_future(clock.sleep(seconds))
-        try:
-            await asyncio.wait((self._rung, sleeper), return_when=asyncio.FIRST_COMPLETED)
-            if sleeper.done():
-                sleeper.result()
-        finally:
-            sleeper.cancel()

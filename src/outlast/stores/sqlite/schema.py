@@ -8,6 +8,7 @@ lane) are all QUEUED.
 
 from __future__ import annotations
 
+import logging
 import time
 from typing import TYPE_CHECKING
 
@@ -30,11 +31,14 @@ __all__ = [
     "RUNNING",
     "WAITING",
     "boot_id",
+    "check_library",
     "connect",
     "library",
     "library_flaw",
     "migrate",
 ]
+
+_log = logging.getLogger(__name__)
 
 WAITING, READY, HELD, RUNNING, DONE, DEAD, CANCELLED = range(7)
 
@@ -130,6 +134,16 @@ def library() -> str:
     return f"SQLite {apsw.sqlite_lib_version()} (apsw {apsw.apsw_version()})"
 
 
+def check_library() -> None:
+    """Raise ``DurabilityError`` on a SQLite that can lose rows; warn of one that was withdrawn."""
+    version = apsw.sqlite_lib_version()
+    flaw = library_flaw(version)
+    if flaw:
+        raise DurabilityError(f"{flaw}; upgrade apsw, which brings its own SQLite")
+    if version.split(".")[:3] == ["3", "52", "0"]:
+        _log.warning("SQLite 3.52.0 was withdrawn by its makers; upgrade apsw, which brings it")
+
+
 def library_flaw(version: str) -> str | None:
     """Why a version of SQLite must not serve several connections in WAL, or None.
 
@@ -151,13 +165,13 @@ def library_flaw(version: str) -> str | None:
 def connect(path: str, durability: Durability, vfs: str | None = None) -> apsw.Connection:
     """Open an existing file for reading and writing, set what the promise needs, and read it back.
 
-    Raises ``DurabilityError`` when SQLite doesn't do as told, ``StoreDamaged`` and
-    ``SchemaMismatch`` as ``migrate`` does, before the file is touched, and apsw's own errors.
+    The library must have been checked. Raises ``DurabilityError`` when SQLite doesn't do as told,
+    ``StoreDamaged`` and ``SchemaMismatch`` as ``migrate`` does, before the file is touched, and
+    apsw's own errors.
     """
-    flaw = library_flaw(apsw.sqlite_lib_version())
-    if flaw:
-        raise DurabilityError(f"{flaw}; upgrade apsw, which brings its own SQLite")
-    connection = apsw.Connection(path, flags=apsw.SQLITE_OPEN_READWRITE, vfs=vfs)
+    # A symbolic link that was put in the way since the path was looked at is not followed.
+    flags = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_NOFOLLOW
+    connection = apsw.Connection(path, flags=flags, vfs=vfs)
     try:
         connection.set_busy_timeout(5000)
         # Before anything is set: switching to WAL writes into the file, whosever it is.

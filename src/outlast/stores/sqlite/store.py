@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import os
 import threading
 from concurrent.futures import Future
@@ -21,19 +20,21 @@ import apsw
 from outlast import lifeline
 from outlast.chance import SystemChance
 from outlast.clock import SystemClock
-from outlast.errors import DurabilityError, StoreClosed, StoreError
+from outlast.errors import StoreClosed, StoreError, StoreUnavailable
 from outlast.limits import check_job
 from outlast.store import Durability, Feature
-from outlast.stores.sqlite import files, schema, upkeep
+from outlast.stores.sqlite import files, opening, schema, upkeep
 from outlast.stores.sqlite.bell import ALL, ENDED, ROOM, WORK, Bell
 from outlast.stores.sqlite.claims import claim
 from outlast.stores.sqlite.faults import mapped
 from outlast.stores.sqlite.ledger import Reads
 from outlast.stores.sqlite.moves import Moves
+from outlast.stores.sqlite.news import News
 from outlast.stores.sqlite.op import Op
-from outlast.stores.sqlite.reader import Reader, Waiter
+from outlast.stores.sqlite.reader import Reader
 from outlast.stores.sqlite.verdicts import settle
 from outlast.stores.sqlite.writer import Writer
+from outlast.stores.urls import file_url
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -49,7 +50,6 @@ __all__ = ["SqliteStore"]
 T = TypeVar("T")
 
 _HOUR = 3600.0
-_log = logging.getLogger(__name__)
 
 
 class SqliteStore:
@@ -77,8 +77,8 @@ class SqliteStore:
         chance: Chance | None = None,
         vfs: str | None = None,
     ) -> None:
-        self.path = os.path.abspath(path)
-        self.url = f"sqlite:///{self.path}"
+        self.path = files.real(path)
+        self.url = file_url(self.path)
         self.namespace = namespace
         self.durability = Durability.POWER if durability is None else durability
         self.lifelines: Path | None = files.companion(self.path)
@@ -93,9 +93,7 @@ class SqliteStore:
         self._reader: Reader | None = None
         self._bell: Bell | None = None
         self._ballast = files.Ballast(files.companion(self.path))
-        self._news = {WORK: 0, ENDED: 0, ROOM: 0}
-        self._looked: dict[tuple[int, str], int] = {}
-        self._waiters: set[Waiter] = set()
+        self._news = News()
 
     def __repr__(self) -> str:
         return f"SqliteStore({self.url!r}, namespace={self.namespace!r})"
@@ -114,62 +112,49 @@ class SqliteStore:
                 self._open()
             except apsw.Error as error:
                 raise mapped(error, self.path) from error
+            except OSError as error:
+                raise StoreUnavailable(f"can't open {self.path}: {error}") from error
+            try:
+                self._recover_the_dead()
+            except BaseException:
+                self._shut()
+                raise
 
     def _open(self) -> None:
-        best, why = files.path_durability(self.path)
-        if self._required > best:
-            raise DurabilityError(
-                f"{why or f'{self.path} is one file on one disk'}: that is durability {best}, and"
-                f" {self._required} was asked for; use another place, or ?durability={best}"
-            )
-        if why:
-            _log.warning("%s", why)
-        files.prepare(self.path, create=self._create)
-        files.writable(self.path)
+        connect = opening.prepare(
+            self.path,
+            self._required,
+            create=self._create,
+            store_id=self._chance.token().hex(),
+            vfs=self._vfs,
+        )
         folder = files.companion(self.path)
-        connect = partial(schema.connect, self.path, self._required, self._vfs)
-        connection = connect()
-        try:
-            schema.migrate(connection, self.path, self._chance.token().hex())
-            self._note_restart(connection)
-        finally:
-            connection.close()
+        identity = files.Identity(self.path)
         self._ballast.keep()
-        moves = Moves(self.namespace, self._clock)
-        self._writer = Writer(
+        writer = Writer(
             connect,
-            moves,
+            Moves(self.namespace, self._clock),
             self.path,
             folder,
-            files.Identity(self.path),
+            identity,
             self._ballast,
             self._required,
             self._committed,
         )
-        self._reader = Reader(partial(Reads, connect(), self.namespace), self.path)
-        self._bell = Bell(folder, self._chance.token().hex(), self._heard)
+        try:
+            self._reader = Reader(connect, self.namespace, identity)
+        except BaseException:
+            writer.close()
+            raise
+        self._writer = writer
+        self._bell = Bell(folder, self._chance.token().hex(), self._news.heard)
         self._pid = os.getpid()
-        for worker, cause in lifeline.dead(folder):
+
+    def _recover_the_dead(self) -> None:
+        for worker, cause in lifeline.dead(files.companion(self.path)):
             self._hand_over(
                 Op(partial(upkeep.recover_worker, worker=worker, cause=cause), synced=True)
             ).result()
-
-    def _note_restart(self, connection: apsw.Connection) -> None:
-        """After a restart of the machine nobody runs anything, and its clock begins anew."""
-        boot = schema.boot_id()
-        if not boot:
-            return
-        connection.set_busy_timeout(30_000)
-        known = "SELECT value FROM meta WHERE name = 'boot'"
-        if connection.execute(known).get == boot:
-            return
-        # Only one of those that open at once may do it: the others have claims by then.
-        connection.execute("BEGIN IMMEDIATE")
-        with connection:
-            if connection.execute(known).get != boot:
-                connection.execute("UPDATE jobs SET lease = -1 WHERE state = 3")
-                connection.execute("INSERT OR REPLACE INTO meta VALUES ('boot', ?)", (boot,))
-        connection.execute("COMMIT")
 
     async def close(self) -> None:
         await asyncio.to_thread(self.close_now)
@@ -177,14 +162,20 @@ class SqliteStore:
     def close_now(self) -> None:
         """``close`` for callers without an event loop; blocks."""
         with self._lock:
-            writer, reader, bell = self._writer, self._reader, self._bell
-            self._writer = self._reader = self._bell = None
-            if writer is None or reader is None or bell is None or self._pid != os.getpid():
-                return
-            writer.close()
-            reader.close()
-            bell.close()
-        self._heard(ALL)
+            self._shut()
+        self._news.heard(ALL)
+
+    def _shut(self) -> None:
+        writer, reader, bell = self._writer, self._reader, self._bell
+        self._writer = self._reader = None
+        if writer is None or reader is None or bell is None or self._pid != os.getpid():
+            self._bell = None
+            return
+        writer.close()
+        reader.close()
+        # Last: what the writer has committed on its way out is to be rung as well.
+        self._bell = None
+        bell.close()
 
     # -- the protocol
 
@@ -203,11 +194,11 @@ class SqliteStore:
         return Op(run, True, len(jobs), jobs, simple)
 
     def _adding(self, moves: Moves, jobs: Sequence[Job], capacity: int | None) -> list[Added]:
-        seen = self._news[ROOM]
+        seen = self._news.count(ROOM)
         try:
             return moves.add(jobs, capacity)
         except asyncio.QueueFull:
-            self._look(ROOM, {job.queue for job in jobs}, seen)
+            self._news.look(ROOM, {job.queue for job in jobs}, seen)
             raise
 
     async def claim(
@@ -267,13 +258,13 @@ class SqliteStore:
         self._check_open()
         if limit <= 0:
             return None
-        self._listening()
+        self._listen()
 
         def run(moves: Moves) -> list[Claim]:
-            seen = self._news[WORK]
+            seen = self._news.count(WORK)
             found = claim(moves, self._chance, queues, tasks, limit, lease, worker, newest)
             if len(found) < limit:
-                self._look(WORK, queues, seen)
+                self._news.look(WORK, queues, seen)
             return found
 
         return Op(run, False, limit)
@@ -312,9 +303,10 @@ class SqliteStore:
         deadline = self._clock.monotonic() + timeout
         while True:
             self._check_open()
-            waiter = self._listen(kind)
+            self._listen()
+            waiter = self._news.wait(kind)
             try:
-                if self._is_new(kind, queues):
+                if self._news.is_new(kind, queues):
                     return
                 left = deadline - self._clock.monotonic()
                 due = None if space else await self._read(Reads.next_due)
@@ -325,7 +317,7 @@ class SqliteStore:
                 if self._writer is not None:
                     await waiter.sleep(self._clock, left)
             finally:
-                self._waiters.discard(waiter)
+                self._news.drop(waiter)
 
     async def depth(self, queue: str) -> Depth:
         return await self._read(partial(Reads.depth, queue=queue, now=self._clock.now()))
@@ -386,7 +378,8 @@ class SqliteStore:
         deadline = self._clock.monotonic() + timeout
         while True:
             self._check_open()
-            waiter = self._listen(ENDED)
+            self._listen()
+            waiter = self._news.wait(ENDED)
             try:
                 ended = await self._read(partial(Reads.ended, ids=ids))
                 left = deadline - self._clock.monotonic()
@@ -394,7 +387,7 @@ class SqliteStore:
                     return ended
                 await waiter.sleep(self._clock, left)
             finally:
-                self._waiters.discard(waiter)
+                self._news.drop(waiter)
 
     async def lines(self) -> Sequence[Line]:
         return await self._read(partial(Reads.lines, now=self._clock.now()))
@@ -424,6 +417,8 @@ class SqliteStore:
                 connection.close()
         except apsw.Error as error:
             raise mapped(error, self.path) from error
+        except OSError as error:
+            raise StoreUnavailable(f"can't write the copy: {error}") from error
 
     # -- the writer and the reader
 
@@ -485,45 +480,17 @@ class SqliteStore:
 
     def _committed(self, news: int) -> None:
         """In the writer's thread, after a commit."""
-        self._heard(news)
+        self._news.heard(news)
         bell = self._bell
         if bell is not None:
             bell.ring(news)
-
-    def _heard(self, news: int) -> None:
-        for kind in (WORK, ENDED, ROOM):
-            if news & kind:
-                self._news[kind] += 1
-        for waiter in list(self._waiters):
-            if waiter.kind & news:
-                waiter.ring()
-
-    def _listen(self, kind: int) -> Waiter:
-        self._listening()
-        waiter = Waiter(kind)
-        self._waiters.add(waiter)
-        return waiter
 
     def _changed(self) -> bool:
         """Whether the file was written to: for systems where no bell can be heard."""
         reader = self._reader
         return reader is not None and reader.now(Reads.data_changed)
 
-    def _listening(self) -> None:
+    def _listen(self) -> None:
         """Whoever looks wants to hear of what comes after; the first time costs a thread."""
         if self._bell is not None:
             self._bell.listen(self._changed)
-
-    def _look(self, kind: int, queues: Sequence[str] | set[str], count: int) -> None:
-        """The caller has seen all that had happened to these queues when ``count`` was read."""
-        for queue in queues:
-            self._looked[kind, queue] = count
-
-    def _is_new(self, kind: int, queues: Sequence[str]) -> bool:
-        """Whether something was committed since the last look; asking is the next look."""
-        count = self._news[kind]
-        fresh = False
-        for queue in queues:
-            fresh = fresh or self._looked.get((kind, queue), 0) != count
-            self._looked[kind, queue] = count
-        return fresh

@@ -1,0 +1,70 @@
+"""What comes before a store is used: its place and files, its schema, a restart of the machine."""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from typing import TYPE_CHECKING
+
+from outlast.errors import DurabilityError
+from outlast.stores.sqlite import files, schema
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import apsw
+
+    from outlast.store import Durability
+
+__all__ = ["prepare"]
+
+_log = logging.getLogger(__name__)
+
+_KNOWN_BOOT = "SELECT value FROM meta WHERE name = 'boot'"
+_ALL_OVERDUE = "UPDATE jobs SET lease = -1 WHERE state = 3"
+_NEW_BOOT = "INSERT OR REPLACE INTO meta VALUES ('boot', ?)"
+
+
+def prepare(
+    path: str, required: Durability, *, create: bool, store_id: str, vfs: str | None
+) -> Callable[[], apsw.Connection]:
+    """See that a store of that class stands at ``path``; what connects to it from then on.
+
+    Raises the errors of ``Store.open``, and apsw's own.
+    """
+    schema.check_library()
+    best, why = files.path_durability(path)
+    if required > best:
+        raise DurabilityError(
+            f"{why or f'{path} is one file on one disk'}: that is durability {best}, and"
+            f" {required} was asked for; use another place, or ?durability={best}"
+        )
+    if why:
+        _log.warning("%s", why)
+    files.prepare(path, create=create)
+    files.prepare_companion(path)
+    connect = partial(schema.connect, path, required, vfs)
+    connection = connect()
+    try:
+        schema.migrate(connection, path, store_id)
+        _note_restart(connection)
+    finally:
+        connection.close()
+    return connect
+
+
+def _note_restart(connection: apsw.Connection) -> None:
+    """After a restart of the machine nobody runs anything, and its clock begins anew."""
+    boot = schema.boot_id()
+    if not boot:
+        return
+    connection.set_busy_timeout(30_000)
+    if connection.execute(_KNOWN_BOOT).get == boot:
+        return
+    # Only one of those that open at once may do it: the others have claims by then.
+    connection.execute("BEGIN IMMEDIATE")
+    with connection:
+        if connection.execute(_KNOWN_BOOT).get != boot:
+            connection.execute(_ALL_OVERDUE)
+            connection.execute(_NEW_BOOT, (boot,))
+    connection.execute("COMMIT")
