@@ -81,6 +81,8 @@ async def test_a_requested_one_does_not_come_back(
     await WAYS_BACK[way](store, running)
     found = await get(store, "a")
     assert (found.status, found.finished_at) == (Status.CANCELLED, clock.now())
+    assert found.failure is not None
+    assert found.failure.kind == "cancelled"
     assert (await store.depth("default")).cancelled == 1
     clock.advance(100)
     assert await take(store) == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec.structs import replace
 from tests.conformance.steps import OOPS, add, get, ids, job, start, take
 
 from outlast.errors import ConfigurationError
@@ -193,11 +194,15 @@ async def test_a_job_that_is_gone(store: FullStore, kind: str) -> None:
     assert list(await store.get(["a"])) == [None]
 
 
-async def test_the_same_claim_twice_in_a_batch(store: FullStore) -> None:
-    running = await start(store, job("a"))
-    lost = await store.settle([done(running, b"1"), dead(running, OOPS)])
+@every_verdict
+@pytest.mark.parametrize("second", VERDICTS)
+async def test_the_same_claim_twice_in_a_batch(store: FullStore, kind: str, second: str) -> None:
+    [running, other] = await start(store, job("a"), job("b"))
+    await store.settle([VERDICTS[kind](other)])
+    lost = await store.settle([VERDICTS[kind](running), VERDICTS[second](running)])
     assert list(lost) == [Lost(running, "lost")]
-    assert (await get(store, "a")).result == b"1"
+    first, alike = await get(store, "a"), await get(store, "b")
+    assert first == replace(alike, id="a")
 
 
 async def test_a_batch_applies_what_holds(store: FullStore) -> None:

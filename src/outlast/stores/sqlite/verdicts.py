@@ -120,6 +120,8 @@ class _Batch:
         elif verdict.kind in ("dead", "cancelled"):
             self._end(verdict, seq, token)
         else:
+            if seq in self.backs:
+                raise Careful
             self.backs[seq] = verdict
 
     def _leave(self, job: Job, state: int) -> None:
@@ -142,7 +144,9 @@ class _Batch:
             self.gone.append((seq, token))
             return
         keep = None if state == DEAD else job.keep
-        failure = verdict.failure or Failure(kind="cancelled")
+        # What would have come back but for a cancel request was cancelled, whatever its last run did.
+        failure = verdict.failure if verdict.kind in ("dead", "cancelled") else None
+        failure = failure or Failure(kind="cancelled")
         failed, crashed = _counted(verdict)
         self.ended.append(
             (
