@@ -83,7 +83,7 @@ async def test_a_value_arrives_as_it_was_sent(app: Outlast, name: str) -> None:
 @pytest.mark.parametrize(
     "value",
     [(1, 2), {0: "a"}, {1, 2}, date(2024, 2, 29), b"bytes", float("nan"), object(), Size.SMALL],
-    ids=repr,
+    ids=lambda value: type(value).__name__,
 )
 async def test_without_an_annotation_what_json_would_change_is_refused(
     app: Outlast, value: Any
