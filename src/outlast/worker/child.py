@@ -13,7 +13,7 @@ import threading
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, Protocol
 
-from outlast.errors import ConfigurationError, OutlastError, StoreUnavailable
+from outlast.errors import ConfigurationError, OutlastError
 from outlast.worker.options import EXIT_BLOCKED, EXIT_REFUSED, EXIT_RELOAD, WorkerOptions
 from outlast.worker.reload import Files
 from outlast.worker.worker import Worker
@@ -174,15 +174,13 @@ class _Child:
 
     def _refuse(self, error: Exception) -> int:
         """Say why there is no worker. While files are watched, wait for one to be corrected."""
-        final = not isinstance(error, StoreUnavailable)
         known = isinstance(error, OutlastError) or hasattr(error, "format_message")
         text = getattr(error, "format_message", lambda: str(error))()
         message = text if known else f"{type(error).__name__}: {text}"
         if not known:
             log.error("this worker process ends", exc_info=error)
         code = getattr(error, "exit_code", 2 if isinstance(error, ConfigurationError) else 4)
-        watching = self._files is not None
-        self._say(event="refused", message=message, final=final and not watching, code=code)
+        self._say(event="refused", message=message, final=self._files is None, code=code)
         if self._files is not None and not self._stops:
             self._files.add_culprits(error)
             self._files.wait_for_change(CHECK_FILES)

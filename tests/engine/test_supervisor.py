@@ -1,0 +1,300 @@
+"""Worker processes under their supervisor: killed, poisoned, blocked, stopped and replaced."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from functools import partial
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.engine.service import Service, wait_until
+
+from outlast import JobFailed, Status
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from outlast import Job, Outlast
+
+pytestmark = pytest.mark.timeout(60)
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Iterator[Service]:
+    service = Service(tmp_path)
+    yield service
+    service.kill_all()
+
+
+async def job_of(app: Outlast, id: str) -> Job:
+    return await app.handle(id).job()
+
+
+async def test_it_drains_and_ends_in_order(service: Service) -> None:
+    async with service.opened() as app:
+        supervisor = service.start(processes=2)
+        handles = [await app.tasks["quick"].enqueue(n) for n in range(50)]
+        assert [await handle.result(20) for handle in handles] == list(range(50))
+        first = await app.tasks["wait"].enqueue("go")
+        wait_until(lambda: service.lines("start", first.id))
+        supervisor.send_signal(signal.SIGTERM)
+        wait_until(lambda: "stopping" in service.stderr)
+        second = await app.tasks["wait"].enqueue("go")
+        (service.folder / "go").touch()
+        assert await asyncio.to_thread(supervisor.wait, 15) == 0
+        assert await first.result(5) == service.lines("start", first.id)[0][2]
+        assert await second.status() is Status.QUEUED
+    assert "Traceback" not in service.stderr
+    assert [*service.folder.rglob("*.life")] == []
+
+
+async def test_an_idle_one_ends_at_once(service: Service) -> None:
+    supervisor = service.start()
+    wait_until(lambda: "outlast worker:" in service.stderr)
+    began = time.monotonic()
+    supervisor.send_signal(signal.SIGINT)
+    assert await asyncio.to_thread(supervisor.wait, 15) == 0
+    assert time.monotonic() - began < 2.0
+
+
+async def test_a_killed_process_is_replaced_and_its_jobs_start_again_within_a_second(
+    service: Service,
+) -> None:
+    async with service.opened() as app:
+        supervisor = service.start()
+        handles = [await app.tasks["wait"].enqueue("go") for _ in range(3)]
+        wait_until(lambda: len(service.lines("start")) == 3)
+        (child,) = service.children(supervisor)
+        os.kill(child, signal.SIGKILL)
+        killed = time.monotonic()
+        # They are suspects now and run one by one, so the first start is what tells.
+        wait_until(lambda: len(service.lines("start")) == 4)
+        assert time.monotonic() - killed < 2.0
+        (service.folder / "go").touch()
+        pids = {await handle.result(20) for handle in handles}
+        assert pids == set(service.children(supervisor))
+        jobs = [await handle.job() for handle in handles]
+        assert [(job.attempt, job.crashes, job.failures) for job in jobs] == [(2, 0, 0)] * 3
+    assert f"worker process {child} ended (signal 9)" in service.stderr
+
+
+async def test_a_neighbour_takes_over_at_once(service: Service) -> None:
+    async with service.opened() as app:
+        dying = service.start()
+        handle = await app.tasks["wait"].enqueue("go")
+        wait_until(lambda: service.lines("start"))
+        service.start()
+        wait_until(lambda: service.stderr.count("outlast worker:") == 2)
+        (child,) = service.children(dying)
+        dying.kill()  # nobody is left to say how the worker died
+        os.kill(child, signal.SIGKILL)
+        killed = time.monotonic()
+        wait_until(lambda: len(service.lines("start", handle.id)) == 2)
+        assert time.monotonic() - killed < 1.5
+        (service.folder / "go").touch()
+        await handle.result(20)
+
+
+async def test_poison_is_buried_and_takes_none_of_a_hundred_neighbours_with_it(
+    service: Service,
+) -> None:
+    async with service.opened() as app:
+        neighbours = [await app.tasks["quick"].enqueue(n) for n in range(50)]
+        poison = await app.tasks["poison"].enqueue()
+        neighbours += [await app.tasks["quick"].enqueue(n) for n in range(50, 100)]
+        service.start(concurrency=200)
+        with pytest.raises(JobFailed) as caught:
+            await poison.result(30)
+        assert [await handle.result(30) for handle in neighbours] == list(range(100))
+        job = await poison.job()
+        others = [await handle.job() for handle in neighbours]
+    failure = caught.value.failure
+    assert failure is not None
+    assert (failure.kind, failure.exit_code) == ("crash", 137)
+    assert job.crashes == 3
+    assert {other.crashes for other in others} == {0}
+    starts = len(service.lines("start", poison.id))
+    assert 3 <= starts <= 4, "once beside others, three times alone"
+
+
+async def test_poison_that_always_runs_alone_starts_exactly_three_times(service: Service) -> None:
+    async with service.opened() as app:
+        poison = await app.tasks["segfault"].enqueue()
+        others = [await app.tasks["quick"].enqueue(n) for n in range(50)]
+        service.start(concurrency=1)
+        with pytest.raises(JobFailed) as caught:
+            await poison.result(30)
+        assert [await handle.result(30) for handle in others] == list(range(50))
+    assert caught.value.failure is not None
+    assert caught.value.failure.signal == signal.SIGSEGV
+    assert len(service.lines("start", poison.id)) == 3
+    assert len(service.lines("start")) == 53
+
+
+async def test_a_crash_loop_is_slowed_down(service: Service) -> None:
+    async with service.opened() as app:
+        for _ in range(3):
+            await app.tasks["poison"].enqueue()
+        service.start(concurrency=1)
+        wait_until(lambda: service.stderr.count("(exit code 137)") == 6, 30)
+    pauses = [line.split()[-2] for line in service.stderr.splitlines() if "(exit code 137)" in line]
+    assert pauses == ["0.0", "0.1", "0.2", "0.4", "0.8", "1.6"]
+
+
+async def test_a_blocked_loop_ends_its_process_and_that_job_alone_is_blamed(
+    service: Service,
+) -> None:
+    async with service.opened() as app:
+        neighbour = await app.tasks["wait"].enqueue("go")
+        service.start(grace=0.5)
+        wait_until(lambda: service.lines("start", neighbour.id))
+        blocks = await app.tasks["blocks"].using(timeout=0.2).enqueue()
+        wait_until(lambda: service.has_started(neighbour.id, 2))
+        (service.folder / "go").touch()
+        await neighbour.result(20)
+        with pytest.raises(JobFailed) as caught:
+            await blocks.result(40)
+        job = await neighbour.job()
+    assert (job.crashes, job.suspect) == (0, False)
+    failure = caught.value.failure
+    assert failure is not None
+    assert (failure.kind, failure.exit_code) == ("crash", 86)
+    assert "blocked the event loop" in failure.message
+
+
+async def test_unfinished_work_goes_back_at_no_cost(service: Service) -> None:
+    async with service.opened() as app:
+        handle = await app.tasks["wait"].enqueue("go")
+        for attempt in (1, 2):
+            supervisor = service.start(grace=0.2)
+            wait_until(partial(service.has_started, handle.id, attempt))
+            supervisor.send_signal(signal.SIGTERM)
+            assert await asyncio.to_thread(supervisor.wait, 15) == 0
+            job = await handle.job()
+            assert (job.status, job.attempt, job.failures, job.crashes) == (
+                Status.QUEUED, attempt, 0, 0,
+            )  # fmt: skip
+
+
+async def test_a_second_signal_hurries(service: Service) -> None:
+    async with service.opened() as app:
+        handle = await app.tasks["wait"].enqueue("go")
+        supervisor = service.start(grace=600)
+        wait_until(lambda: service.lines("start", handle.id))
+        supervisor.send_signal(signal.SIGTERM)
+        wait_until(lambda: "stopping" in service.stderr)
+        assert supervisor.poll() is None
+        supervisor.send_signal(signal.SIGTERM)
+        assert await asyncio.to_thread(supervisor.wait, 5) == 0
+        assert await handle.status() is Status.QUEUED
+
+
+async def test_a_thread_that_would_not_end_is_nobodys_crash(service: Service) -> None:
+    async with service.opened() as app:
+        handle = await app.tasks["deaf"].enqueue()
+        supervisor = service.start(grace=0.1)
+        wait_until(lambda: service.lines("start", handle.id))
+        supervisor.send_signal(signal.SIGTERM)
+        assert await asyncio.to_thread(supervisor.wait, 15) == 0
+        service.start()
+        wait_until(lambda: len(service.lines("start", handle.id)) == 2)
+        job = await handle.job()
+        assert (job.attempt, job.crashes, job.suspect) == (2, 0, False)
+
+
+async def test_when_the_supervisor_is_killed_the_workers_drain_and_end(service: Service) -> None:
+    async with service.opened() as app:
+        supervisor = service.start()
+        handle = await app.tasks["wait"].enqueue("go")
+        wait_until(lambda: service.lines("start", handle.id))
+        (child,) = service.children(supervisor)
+        supervisor.kill()
+        supervisor.wait()
+        (service.folder / "go").touch()
+        await handle.result(20)
+        wait_until(lambda: not os.path.exists(f"/proc/{child}"))
+
+
+async def test_sighup_replaces_the_processes_gracefully(service: Service) -> None:
+    async with service.opened() as app:
+        supervisor = service.start()
+        handle = await app.tasks["wait"].enqueue("go")
+        wait_until(lambda: service.lines("start", handle.id))
+        (child,) = service.children(supervisor)
+        supervisor.send_signal(signal.SIGHUP)
+        wait_until(lambda: len(service.children(supervisor)) == 2)
+        assert await (await app.tasks["quick"].enqueue(7)).result(20) == 7
+        assert service.lines("end")[0][2] != child
+        (service.folder / "go").touch()
+        assert await handle.result(20) == child
+        wait_until(lambda: child not in service.children(supervisor))
+        assert (await handle.job()).attempt == 1
+
+
+async def test_a_signal_during_the_start_is_obeyed(service: Service) -> None:
+    supervisor = service.start()
+    wait_until(lambda: service.children(supervisor))
+    supervisor.send_signal(signal.SIGTERM)
+    assert await asyncio.to_thread(supervisor.wait, 15) == 0
+    assert "Traceback" not in service.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "says"),
+    [
+        ({"target": "nowhere:app"}, 2, "No module named 'nowhere'"),
+        ({"target": "program:nothing"}, 2, "no attribute 'nothing'"),
+        ({"create": False}, 4, "jobs.db"),
+        ({"queues": ("no spaces",)}, 2, "no spaces"),
+        ({"loop": "nowhere"}, 2, "is not installed"),
+    ],
+    ids=str,
+)
+async def test_what_can_never_start_ends_with_the_reason(
+    service: Service, options: dict[str, object], code: int, says: str
+) -> None:
+    supervisor = service.start(**options)
+    assert await asyncio.to_thread(supervisor.wait, 20) == code
+    assert says in service.stderr
+    assert "Traceback" not in service.stderr
+
+
+async def test_an_event_loop_without_signal_handlers_will_do(service: Service) -> None:
+    (service.folder / "poorloop.py").write_text(
+        "import asyncio\n"
+        "class Loop(asyncio.SelectorEventLoop):\n"
+        "    def add_signal_handler(self, *args):\n"
+        "        raise NotImplementedError\n"
+        "new_event_loop = Loop\n"
+    )
+    async with service.opened() as app:
+        supervisor = service.start(loop="poorloop")
+        assert await (await app.tasks["quick"].enqueue(1)).result(20) == 1
+        (child,) = service.children(supervisor)
+        handle = await app.tasks["wait"].enqueue("go")
+        wait_until(lambda: service.lines("start", handle.id))
+        os.kill(child, signal.SIGINT)
+        (service.folder / "go").touch()
+        assert await handle.result(20) == child
+        wait_until(lambda: f"worker process {child} ended (exit code 0)" in service.stderr)
+        supervisor.send_signal(signal.SIGINT)
+        assert await asyncio.to_thread(supervisor.wait, 15) == 0
+
+
+async def test_changed_files_are_loaded_anew(service: Service) -> None:
+    async with service.opened() as app:
+        supervisor = service.start(reload=True)
+        quick = app.tasks["quick"]
+        assert await (await quick.enqueue(1)).result(20) == 1
+        source = (service.folder / "program.py").read_text()
+        (service.folder / "program.py").write_text(source + "\nsyntax error here\n")
+        wait_until(lambda: "SyntaxError" in service.stderr, 20)
+        changed = source.replace("return n", "return n + 100")
+        (service.folder / "program.py").write_text(changed)
+        assert await (await quick.enqueue(2)).result(20) == 102
+        supervisor.send_signal(signal.SIGTERM)
+        assert await asyncio.to_thread(supervisor.wait, 15) == 0
