@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os.path
 import shutil
 import sys
 import zoneinfo
@@ -95,7 +96,7 @@ def test_what_is_no_zone_name_is_not_even_looked_for(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looked_for: list[object] = []
-    monkeypatch.setattr(moments.os.path, "isfile", looked_for.append)
+    monkeypatch.setattr(os.path, "isfile", looked_for.append)
     with pytest.raises(DecodeError):
         ItemCodec(datetime).decode(f'"2024-01-01T00:00:00[{name}]"'.encode())
     assert looked_for == []
