@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import apsw
 import msgspec
 
 from outlast.job import Claim, Failure, Status
@@ -54,9 +55,9 @@ _TAKEN = (
     + f", iif({USUAL}, NULL, json_array({TAIL.format(rank='hex(rank)')}))"
     + ")) FROM jobs WHERE state = 3 AND receipt = ?"
 )
-_TAKEN_RAW = (
-    f"SELECT {HEAD.format(payload='payload')}, {TAIL.format(rank='rank')} FROM jobs"
-    " WHERE state = 3 AND receipt = ?"
+_TAKEN_ROWS = "SELECT seq, line FROM jobs WHERE state = 3 AND receipt = ?"
+_TAKEN_ROW = (
+    f"SELECT {HEAD.format(payload='payload')}, {TAIL.format(rank='rank')} FROM jobs WHERE seq = ?"
 )
 _LANES = "SELECT seq, lane FROM jobs WHERE seq IN (SELECT value FROM json_each(?))"
 _HOLDER = (
@@ -222,12 +223,10 @@ def _newest(moves: Moves, lines: Sequence[int], limit: int) -> list[int]:
 
 
 def _read(moves: Moves, token: bytes, now: float, worker: str) -> list[Claim]:
-    execute = moves.connection.execute
     try:
-        rows = parse_rows(execute(_TAKEN, (token,)).get)
-    except msgspec.MsgspecError:
-        # A payload that is no text any more: read the rows one by one and find out which.
-        rows = [[*row[:8], row[8:]] for row in execute(_TAKEN_RAW, (token,))]
+        rows = parse_rows(moves.connection.execute(_TAKEN, (token,)).get)
+    except (msgspec.MsgspecError, UnicodeDecodeError, apsw.SQLError):
+        rows = _read_one_by_one(moves, token)
     claims: list[Claim] = []
     damaged: list[int] = []
     counts: dict[int, int] = {}
@@ -260,20 +259,37 @@ def _read(moves: Moves, token: bytes, now: float, worker: str) -> list[Claim]:
     return claims
 
 
+def _read_one_by_one(moves: Moves, token: bytes) -> list[list[Any]]:
+    """Somewhere in these rows is text that is none any more, or JSON: find out in which."""
+    rows: list[list[Any]] = []
+    for seq, line in fetch(moves.connection, _TAKEN_ROWS, token):
+        try:
+            (row,) = fetch(moves.connection, _TAKEN_ROW, seq)
+            rows.append([*row[:8], row[8:]])
+        except UnicodeDecodeError:
+            rows.append([seq, "", line, b"", _NO_CRC, 0.0, None, 0, None])
+    return rows
+
+
 def _claim_order(claim: Claim) -> tuple[int, bytes, float, int]:
     job = claim.job
     due = _INFINITY if job.run_at is None else job.run_at
     return -job.priority, job.rank, due, sequence(claim.receipt)
 
 
-_DAMAGED = (
-    "SELECT seq, id, line, state, key, lane, NULL FROM jobs"
-    " WHERE seq IN (SELECT value FROM json_each(?))"
-)
+_DAMAGED = "SELECT seq, id, line, state, key, lane, NULL FROM jobs WHERE seq = ?"
+_DAMAGED_BEYOND = "SELECT seq, '', line, state, NULL, NULL, NULL FROM jobs WHERE seq = ?"
+_NO_CRC = -1
 
 
 def _bury_damaged(moves: Moves, damaged: Sequence[int]) -> None:
     """The stored bytes are not what was stored: keep them, run nothing, go on with the rest."""
-    rows = fetch(moves.connection, _DAMAGED, dump(damaged).decode())
+    rows: list[Any] = []
+    for seq in damaged:
+        try:
+            rows += fetch(moves.connection, _DAMAGED, seq)
+        except UnicodeDecodeError:
+            # Its key or its lane is what is damaged: nobody can say which one that was.
+            rows += fetch(moves.connection, _DAMAGED_BEYOND, seq)
     why = "the stored bytes changed since the job was added (digest mismatch); the job was not run"
     moves.end(rows, DEAD, Failure(kind="damaged", message=why))

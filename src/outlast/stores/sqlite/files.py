@@ -20,8 +20,9 @@ __all__ = [
     "Identity",
     "companion",
     "file_system",
+    "look",
+    "make",
     "path_durability",
-    "prepare",
     "prepare_companion",
     "real",
 ]
@@ -34,8 +35,11 @@ NETWORK = frozenset(
     " fuse.glusterfs fuse.s3fs fuse.rclone davfs beegfs orangefs ocfs2 gfs2".split()
 )
 MOUNTS = "/proc/self/mountinfo"
-BALLAST = 4 << 20
-"""Bytes of disk that are kept back so that a full disk still lets work be settled."""
+BALLAST = 10 << 20
+"""Bytes of disk that are kept back so that a full disk still lets work be settled.
+
+More than the log grows to before it is copied: the database must have room for what is in it.
+"""
 
 
 def companion(path: str) -> Path:
@@ -55,12 +59,12 @@ def real(path: str) -> str:
     return os.path.join(os.path.realpath(folder), name)
 
 
-def prepare(path: str, *, create: bool) -> None:
-    """See that a plain file of ours stands at ``path``, made with mode 0600 if it has to be.
+def look(path: str, *, create: bool) -> bool:
+    """Whether a plain file of ours stands at ``path``; nothing is made yet.
 
     Raises ``ConfigurationError`` for symlinks, devices, files that belong to another user and
     folders that others may write to, and ``StoreUnavailable`` when the file is missing and may not
-    be made.
+    be made. An empty file is as good as a missing one.
     """
     folder = os.path.dirname(path)
     try:
@@ -71,19 +75,18 @@ def prepare(path: str, *, create: bool) -> None:
         if not create:
             raise _missing(path) from None
         _refuse_open_folder(folder)
-        _make(path)
+        return False
     except NotADirectoryError:
         raise ConfigurationError(f"{folder} is not a folder") from None
     except OSError as error:
         raise StoreUnavailable(f"can't look at {path}: {error.strerror}") from error
-    else:
-        _look_at(path, found)
-        if found.st_size == 0 and not create:
-            raise _missing(path)
+    _look_at(path, found)
+    if found.st_size == 0 and not create:
+        raise _missing(path)
+    return True
 
 
 def _look_at(path: str, found: os.stat_result) -> None:
-    """Whether what stands there may serve; an empty file is as good as one we make."""
     if stat.S_ISLNK(found.st_mode):
         raise ConfigurationError(
             f"{path} is a symbolic link; name the real file {os.path.realpath(path)}, since SQLite"
@@ -149,7 +152,8 @@ def _give_to_owner(made: Path, path: str) -> None:
         os.chown(made, owner.st_uid, owner.st_gid)
 
 
-def _make(path: str) -> None:
+def make(path: str) -> None:
+    """An empty file with mode 0600; its name survives a power cut."""
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0)
     try:
         descriptor = os.open(path, flags, 0o600)
@@ -337,9 +341,10 @@ class Ballast:
             return False
         return True
 
-    def room(self) -> bool:
+    def room(self, pending: int) -> bool:
         """Whether there is space for new work: the ballast stands and as much again is free.
 
+        ``pending`` are the bytes of the log that the database is still to grow by, at most.
         Raises ``StoreUnavailable`` if it can't be made for another reason.
         """
         if hasattr(os, "statvfs"):
@@ -347,6 +352,6 @@ class Ballast:
                 found = os.statvfs(self._path.parent)
             except FileNotFoundError:
                 return True  # the folder was taken away: whoever looks at our files will tell
-            if found.f_bavail * found.f_frsize < self._size:
+            if found.f_bavail * found.f_frsize < self._size + pending:
                 return False
         return self.keep()

@@ -46,6 +46,7 @@ _log = logging.getLogger(__name__)
 GROUP = 2000
 """Rows in one transaction, roughly: beyond that the others have waited long enough."""
 LOCK_WAIT = 30.0
+PAGE = 4096
 CHECKPOINT_PAGES = 2000
 """Pages of log after which it is copied into the database: 8 MiB."""
 RESTART_PAGES = 16 * CHECKPOINT_PAGES
@@ -194,7 +195,8 @@ class Writer:
     def _refuse_if_full(self, group: list[Op[Any]]) -> list[Op[Any]]:
         """Without room, new jobs are refused, so that those accepted can be settled; the rest."""
         adds = [op for op in group if op.jobs is not None]
-        if not adds or self._ballast.room():
+        pending = max(0, self._pages - self._checkpointed) * PAGE
+        if not adds or self._ballast.room(pending):
             return group
         error = StoreFull(
             f"the disk of {self._path} is nearly full; new jobs are refused so that those accepted"
@@ -334,10 +336,28 @@ class Writer:
         adds = [op for op in group if op.jobs is not None]
         rest = [op for op in group if op.jobs is None]
         self._fail(adds, ours)
-        if rest and self._ballast.drop():
+        if rest and (self._ballast.drop() or self._start_log_anew()):
             self._serve(rest)
         else:
             self._fail(rest, ours)
+
+    def _start_log_anew(self) -> bool:
+        """All of it copied, the log is written from its start again and takes no more room."""
+        if not self._pages:
+            return False
+        # Whatever comes of it, it is not tried again before something was committed.
+        self._pages = self._checkpointed = 0
+        try:
+            self._connection.set_busy_timeout(500)
+            self._copy_log(apsw.SQLITE_CHECKPOINT_RESTART)
+            self._connection.set_busy_timeout(0)
+        except apsw.BusyError:
+            return False
+        except apsw.Error as error:
+            if not is_full(error, self._connection):
+                self._lose(mapped(error, self._path))
+            return False
+        return True
 
     def _lose(self, cause: StoreError) -> None:
         """Never go on with a connection that saw an I/O error: what it believes may be untrue."""
@@ -381,16 +401,23 @@ class Writer:
             mode = apsw.SQLITE_CHECKPOINT_RESTART
             self._connection.set_busy_timeout(500)
         try:
-            self._connection.wal_checkpoint(mode=mode)
+            self._copy_log(mode)
         except apsw.BusyError:
             pass
         except apsw.Error as error:
             if not is_full(error, self._connection):
                 self._lose(mapped(error, self._path))
                 return
-            # The log stays as it is; with this room, the next try may succeed.
-            self._ballast.drop()
         finally:
             with contextlib.suppress(apsw.Error):
                 self._connection.set_busy_timeout(0)
         self._checkpointed = self._pages
+
+    def _copy_log(self, mode: int) -> None:
+        """Copy it, into the room that the ballast takes if there is no other."""
+        try:
+            self._connection.wal_checkpoint(mode=mode)
+        except apsw.Error as error:
+            if not (is_full(error, self._connection) and self._ballast.drop()):
+                raise
+            self._connection.wal_checkpoint(mode=mode)
