@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import codecs
 import importlib
+import inspect
 import json
 import os
 import queue
@@ -33,7 +35,9 @@ class Child:
     """
 
     def __init__(self, body: Callable[..., None], *, before: Sequence[str] = (), **told: Any):
-        words = [sys.executable, "-m", "tests.stores.children", body.__module__, body.__qualname__]
+        file = Path(inspect.getsourcefile(body) or "").relative_to(ROOT)
+        module = ".".join(file.with_suffix("").parts)
+        words = [sys.executable, "-m", "tests.stores.children", module, body.__name__]
         self.process = subprocess.Popen(
             [*before, *words, json.dumps(told)],
             cwd=ROOT,
@@ -110,6 +114,8 @@ def listen() -> str:
 
 def become(user: int) -> None:
     """In the child: have no more rights than that user, for good."""
+    for name in ("ascii", "latin-1", "utf-8"):
+        codecs.lookup(name)  # Python's own files may be closed to that user
     if os.geteuid() == 0:
         os.setgroups([])
         os.setgid(user)

@@ -10,6 +10,7 @@ import pytest
 from tests.conformance.steps import job
 
 from outlast.errors import DurabilityError, StoreUnavailable
+from outlast.job import done
 from outlast.store import Durability
 from outlast.stores.sqlite import schema
 from outlast.stores.sqlite.store import SqliteStore
@@ -59,15 +60,13 @@ def test_the_writer_syncs_what_is_promised_and_not_what_is_not(
                 levels.append(self.pragma("synchronous"))
             return super().execute(statements, *args, **more)
 
-    monkeypatch.setattr(schema.apsw, "Connection", Watched)
+    monkeypatch.setattr(apsw, "Connection", Watched)
     store = opened(db)
     levels.clear()
     store.add_now([job()])
     assert levels == [2]
     claims = store.claim_now(["default"], [None], 10, 60, "w")
     assert levels == [2, 1], "a claim that is lost in a power cut is queued again, which is right"
-    from outlast.job import done
-
     store.settle_now([done(claim) for claim in claims])
     assert levels == [2, 1, 2]
 
@@ -92,7 +91,7 @@ async def test_a_setting_that_does_not_stick_is_refused(
     db: Path, monkeypatch: pytest.MonkeyPatch, setting: str
 ) -> None:
     monkeypatch.setattr(Stubborn, "refused", setting)
-    monkeypatch.setattr(schema.apsw, "Connection", Stubborn)
+    monkeypatch.setattr(apsw, "Connection", Stubborn)
     # NORMAL, because FULL is what SQLite begins with.
     store = SqliteStore(str(db), durability=Durability.PROCESS)
     with pytest.raises(DurabilityError, match=f"told {setting}=.* answers"):
@@ -104,7 +103,7 @@ async def test_a_setting_that_does_not_stick_is_refused(
 def test_a_writer_that_can_not_go_back_to_full_sync_acknowledges_nothing(
     db: Path, opened: Opener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(schema.apsw, "Connection", Stubborn)
+    monkeypatch.setattr(apsw, "Connection", Stubborn)
     store = opened(db)
     store.add_now([job("kept")])
     assert store.claim_now(["default"], [None], 1, 60, "w")
@@ -150,7 +149,7 @@ def test_versions_with_the_wal_reset_bug(version: str, safe: bool) -> None:
 async def test_a_flawed_library_is_refused_before_any_file_is_made(
     db: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(schema.apsw, "sqlite_lib_version", lambda: "3.51.2")
+    monkeypatch.setattr(apsw, "sqlite_lib_version", lambda: "3.51.2")
     with pytest.raises(DurabilityError, match=r"3\.51\.2 can lose committed rows.*upgrade apsw"):
         await SqliteStore(str(db)).open()
     assert not db.exists()
@@ -165,7 +164,7 @@ def test_the_version_that_was_withdrawn_is_named(
     version: str,
     warned: bool,
 ) -> None:
-    monkeypatch.setattr(schema.apsw, "sqlite_lib_version", lambda: version)
+    monkeypatch.setattr(apsw, "sqlite_lib_version", lambda: version)
     with caplog.at_level(logging.WARNING, "outlast"):
         opened(db)
     assert ("withdrawn" in caplog.text) is warned

@@ -20,6 +20,7 @@ __all__ = [
     "Identity",
     "companion",
     "file_system",
+    "give_to_owner",
     "look",
     "make",
     "path_durability",
@@ -122,7 +123,7 @@ def prepare_companion(path: str) -> None:
     folder = companion(path)
     try:
         folder.mkdir(mode=0o700)
-        _give_to_owner(folder, path)
+        give_to_owner(folder, path)
         return
     except FileExistsError:
         found = os.lstat(folder)
@@ -145,11 +146,11 @@ def _refuse_foreign(path: str | Path, found: os.stat_result) -> None:
         raise ConfigurationError(f"{path} belongs to another user (uid {found.st_uid})")
 
 
-def _give_to_owner(made: Path, path: str) -> None:
+def give_to_owner(made: Path, store: Path | str) -> None:
     """When root looks into somebody's store, the owner must be able to go on using it."""
     if hasattr(os, "geteuid") and os.geteuid() == 0:
-        owner = os.stat(path)
-        os.chown(made, owner.st_uid, owner.st_gid)
+        owner = os.stat(store)
+        os.chown(made, owner.st_uid, owner.st_gid, follow_symlinks=False)
 
 
 def make(path: str) -> None:

@@ -33,6 +33,7 @@ def prepare(
     Raises the errors of ``Store.open``, and apsw's own.
     """
     schema.check_library()
+    is_there = files.look(path, create=create)
     best, why = files.path_durability(path)
     if required > best:
         raise DurabilityError(
@@ -41,7 +42,8 @@ def prepare(
         )
     if why:
         _log.warning("%s", why)
-    files.prepare(path, create=create)
+    if not is_there:
+        files.make(path)
     files.prepare_companion(path)
     connect = partial(schema.connect, path, required, vfs)
     connection = connect()

@@ -7,6 +7,8 @@ import os
 import time
 from typing import TYPE_CHECKING
 
+from outlast.stores.sqlite.files import give_to_owner
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
@@ -27,6 +29,7 @@ class Turn:
         self._path = folder / "turn"
         flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
         self._mine = os.open(self._path, flags, 0o600)
+        give_to_owner(self._path, folder)
         self._others = os.open(self._path, flags, 0o600)
 
     @contextlib.contextmanager
