@@ -45,7 +45,7 @@ WAITING, READY, HELD, RUNNING, DONE, DEAD, CANCELLED = range(7)
 APPLICATION_ID = 0x6F75746C
 """``outl``: in the header of the file, so that another program's database is never touched."""
 
-PAGE_CACHE_KIB = 8192
+PAGE_CACHE_KIB = 2048
 
 _FIRST = """
 CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT, WITHOUT ROWID;
