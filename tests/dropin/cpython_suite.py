@@ -2,9 +2,9 @@
 
     python cpython_suite.py {group|each|asyncio} FOLDER
 
-Prints one JSON object: by test, "passed" or the last line of what went wrong. The tests come from the
-interpreter's own `test` package. Their three classes are replaced before they are imported; each
-queue is on a fresh file in FOLDER. With "asyncio" nothing is replaced.
+Prints one JSON object: by test, "passed" or what went wrong. The tests come from the interpreter's
+own `test` package. Their three classes are replaced before they are imported; each queue is on a
+fresh file in FOLDER. With "asyncio" nothing is replaced.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ import signal
 import sys
 import unittest
 import warnings
-from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from types import FrameType
 
 SECONDS = 3.0
 """A test that counts rounds of the loop may wait for ever where it counts wrong."""

@@ -1,4 +1,4 @@
-"""CPython's own tests of asyncio's queues, run on ours: from an installed interpreter, never copied."""
+"""CPython's own tests of asyncio's queues, run on ours: an installed interpreter's, no copies."""
 
 from __future__ import annotations
 

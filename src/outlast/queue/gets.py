@@ -6,12 +6,11 @@ import warnings
 from typing import TYPE_CHECKING
 
 from outlast.errors import QueueEmpty, QueueShutDown
-from outlast.queue.pump import wake_next
 
 if TYPE_CHECKING:
     from outlast.queue.line import Line
     from outlast.queue.pump import Pump
-    from outlast.queue.puts import Bind
+    from outlast.queue.waiters import Bind
     from outlast.queue.window import Entry
 
 __all__ = ["Gets"]
@@ -79,23 +78,18 @@ class Gets:
     async def _wait(self, bind: Bind) -> None:
         """Return when there is an item for us. Nothing may be awaited before it is taken."""
         pump = self._pump
+        turn = pump.getters.turn()
         while pump.ended or not self._has_item():
             if pump.shut and self.empty():
                 raise QueueShutDown
-            getter = bind().create_future()
-            pump.getters.append(getter)
-            pump.getter_waits()
             try:
-                await getter
+                await pump.getters.wait(turn, bind, pump.getter_waits)
             except BaseException:
-                getter.cancel()
-                if getter in pump.getters:
-                    pump.getters.remove(getter)
-                elif not getter.cancelled() and self._line.supply.sure():
-                    pump.wake_getter()
+                if pump.getters.was_woken(turn) and self._line.supply.sure():
+                    pump.getters.wake()
                 raise
             finally:
-                pump.getter_left(getter)
+                pump.getter_left()
 
     def _has_item(self) -> bool:
         supply = self._line.supply
@@ -108,8 +102,8 @@ class Gets:
 
     def _hand_out(self, owner: object) -> Entry:
         entry = self._line.take(owner)
-        if self._pump.putters:
-            wake_next(self._pump.putters)
+        if self._pump.putters.line:
+            self._pump.putters.wake()
         if entry.paid and self._line.unfinished <= 0:
             self._all_done()
         if self._may_warn:
@@ -119,7 +113,7 @@ class Gets:
     def _all_done(self) -> None:
         """With ``each`` that is durable by now; else somebody watches for the moment it is."""
         if self._line.each:
-            self._pump.finish()
+            self._pump.joiners.wake_all()
 
     def _look_at_holds(self) -> None:
         holds = self._line.holds

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from math import ceil
 from typing import TYPE_CHECKING, Any, Literal
 
 from outlast import lifeline
@@ -59,7 +60,7 @@ class Line:
         codec: Codec,
         ack: Literal["done", "get"],
         commit: Literal["group", "each"],
-        exact: bool,
+        maxsize: int,
         max_crashes: int | None,
         clock: Clock,
         chance: Chance,
@@ -70,6 +71,9 @@ class Line:
         self.direct: Direct | None = store if isinstance(store, Direct) else None
         self.each = commit == "each"
         self.pays = ack == "get"
+        self.maxsize = maxsize
+        self.sending = 0
+        """Items on their way into the store, where there is a ``maxsize``."""
         self.opened = False
         self.unfinished = 0
         self.changes = 0
@@ -83,7 +87,7 @@ class Line:
         self._lease = LEASE if self.direct is None else DAY
         self.supply = Supply(
             store, self.direct, name, self._new_worker(chance), window, codec, self.settling, clock,
-            lease=self._lease, exact=exact, pay=self.pays, alive=self._alive,
+            lease=self._lease, exact=maxsize > 0, pay=self.pays, alive=self._alive,
         )  # fmt: skip
         self._clock = clock
         self._chance = chance
@@ -206,6 +210,10 @@ class Line:
         if not queued:
             self.recent.clear()
         return queued + len(self.supply.window)
+
+    def room(self, depth: Depth) -> int:
+        """How many more may wait, given what the store says; there has to be a ``maxsize``."""
+        return ceil(self.maxsize) - depth.queued - len(self.supply.window) - self.sending
 
     def shown(self) -> list[Any]:
         """The first items, as far as they are known here."""

@@ -7,11 +7,10 @@ None of them knows the queue object, so that it can go when nobody uses it any m
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from math import ceil
 from typing import TYPE_CHECKING, Any
 
 from outlast.errors import StoreClosed
+from outlast.queue.waiters import Waiters
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from outlast.clock import Clock
     from outlast.queue.line import Line
 
-__all__ = ["Pump", "wake_next"]
+__all__ = ["Pump"]
 
 NEWS = 0.5
 """Seconds of waiting for items after which we look for dead processes again."""
@@ -29,30 +28,18 @@ IDLE = 1.0
 """Seconds without a ``get`` after which the items in memory go back."""
 
 
-def wake_next(waiters: deque[asyncio.Future[None]]) -> bool:
-    """Wake the first that still waits; whether there was one."""
-    while waiters:
-        waiter = waiters.popleft()
-        if not waiter.done():
-            waiter.set_result(None)
-            return True
-    return False
-
-
 class Pump:
     """Serves those who wait: ``getters`` for an item, ``putters`` for room, others for the end."""
 
-    def __init__(self, line: Line, maxsize: int, clock: Clock) -> None:
-        self.getters: deque[asyncio.Future[None]] = deque()
-        self.putters: deque[asyncio.Future[None]] = deque()
-        self.joiners: deque[asyncio.Future[None]] = deque()
+    def __init__(self, line: Line, clock: Clock) -> None:
+        self.getters = Waiters()
+        self.putters = Waiters()
+        self.joiners = Waiters()
         self.shut = False
         self.drained = False
         """Whether nothing is left for anybody here: so it was found, or so it was decided."""
         self._line = line
-        self._maxsize = maxsize
         self._clock = clock
-        self._woken = 0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stir = asyncio.Event()
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -69,10 +56,8 @@ class Pump:
         if not self._run("get", self._serve):
             self._stir.set()
 
-    def getter_left(self, getter: asyncio.Future[None]) -> None:
+    def getter_left(self) -> None:
         """A getter goes on: because it was woken, cancelled, or failed."""
-        if getter.done() and not getter.cancelled() and getter.exception() is None:
-            self._woken -= 1
         self._stir.set()
 
     def putter_waits(self) -> None:
@@ -83,40 +68,16 @@ class Pump:
         """Somebody was added to ``joiners``."""
         self._run("join", self._watch_end)
 
-    def wake_getter(self) -> None:
-        """There is one more item."""
-        if wake_next(self.getters):
-            self._woken += 1
-
-    def wake_getters(self, count: int) -> None:
-        """There are so many more."""
-        for _ in range(min(count, len(self.getters))):
-            self.wake_getter()
-
-    def wake_putters(self) -> None:
-        """There may be room."""
-        while wake_next(self.putters):
-            pass
-
     def wake_all(self) -> None:
         """The queue was shut down: everybody has to look again."""
-        while self.getters:
-            self.wake_getter()
-        self.wake_putters()
+        self.getters.wake_all()
+        self.putters.wake_all()
         self._stir.set()
-
-    def finish(self) -> None:
-        """Everything is done: let those go on who wait for that."""
-        while wake_next(self.joiners):
-            pass
 
     def fail(self, error: Exception) -> None:
         """Let everybody who waits see what went wrong."""
         for waiters in (self.getters, self.putters, self.joiners):
-            while waiters:
-                waiter = waiters.popleft()
-                if not waiter.done():
-                    waiter.set_exception(error)
+            waiters.fail(error)
 
     def stop(self) -> None:
         """The queue was closed."""
@@ -133,7 +94,7 @@ class Pump:
         if task is not None and not task.done() and task.get_loop() is loop:
             return False
         if self._loop is not loop:
-            self._loop, self._stir, self._woken = loop, asyncio.Event(), 0
+            self._loop, self._stir = loop, asyncio.Event()
         self._tasks[what] = loop.create_task(self._guarded(work()))
         return True
 
@@ -148,33 +109,31 @@ class Pump:
     async def _serve(self) -> None:
         line, supply = self._line, self._line.supply
         await line.open()
-        if self.getters:
+        if len(self.getters):
             line.start_renewing()
         while True:
             self._stir.clear()
-            while self.getters and self.getters[0].done():
-                self.getters.popleft()
             if self.ended:
                 supply.give_back()
                 return
-            if not self.getters:
+            if self.getters.called:
+                await self._stir.wait()
+            elif not len(self.getters):
                 if not await self._stays():
                     return
-            elif self._woken > 0:
-                await self._stir.wait()
             elif supply.sure():
-                self.wake_getters(supply.window.ready())
+                self.getters.wake(supply.window.ready())
             else:
                 await self._fetch()
 
     async def _fetch(self) -> None:
         line = self._line
-        wanted = sum(not getter.done() for getter in self.getters)
+        wanted = len(self.getters)
         shut = self.shut
         if line.each:
-            line.supply.fetch_now(max(1, wanted))
+            line.supply.fetch_now(wanted)
         else:
-            await line.supply.fetch(max(1, wanted))
+            await line.supply.fetch(wanted)
         if line.supply.sure():
             return
         if shut:
@@ -199,33 +158,32 @@ class Pump:
             return True
         supply.give_back()
         await self._line.settling.flush()
-        return bool(self.getters)
+        return len(self.getters) > 0
 
     # -- room
 
     async def _watch_room(self) -> None:
         line = self._line
         pause = ROOM[0]
-        while self.putters:
+        while len(self.putters):
             await line.store.wait([line.name], pause, space=True)
             pause = min(pause * 1.5, ROOM[1])
-            queued = (await line.store.depth(line.name)).queued
-            room = ceil(self._maxsize) - queued - len(line.supply.window)
-            while room > 0 and wake_next(self.putters):
-                room -= 1
+            room = line.room(await line.store.depth(line.name)) - self.putters.called
+            if room > 0:
                 pause = ROOM[0]
+                self.putters.wake(room)
 
     # -- the end
 
     async def _watch_end(self) -> None:
         line = self._line
         await line.open()
-        while any(not joiner.done() for joiner in self.joiners):
+        while len(self.joiners):
             await line.settling.flush()
             if not self.ended:
                 await line.recount()
             if line.unfinished <= 0 and not line.settling:
-                self.finish()
+                self.joiners.wake_all()
                 return
             await line.store.wait([line.name], NEWS, space=True)
             await line.recover_dead()

@@ -6,46 +6,46 @@ from math import ceil
 from typing import TYPE_CHECKING, Any
 
 from outlast.errors import QueueFull, QueueShutDown
-from outlast.queue.pump import wake_next
 
 if TYPE_CHECKING:
-    import asyncio
-    from collections.abc import Callable
+    from collections.abc import Sequence
 
     from outlast.job import Job
     from outlast.queue.line import Line
     from outlast.queue.pump import Pump
-
-    Bind = Callable[[], asyncio.AbstractEventLoop]
-    """Gives the running loop, and binds the queue to it, as asyncio's does when it has to wait."""
+    from outlast.queue.waiters import Bind, Turn
 
 __all__ = ["Puts"]
 
 
 class Puts:
-    """The way in. ``maxsize`` limits what waits in the store and in this process's memory."""
+    """The way in."""
 
-    def __init__(self, line: Line, pump: Pump, maxsize: int) -> None:
+    def __init__(self, line: Line, pump: Pump) -> None:
         self._line = line
         self._pump = pump
-        self.maxsize = maxsize
 
     def full(self) -> bool:
         """Whether there is no room."""
-        return self.maxsize > 0 and not self._pump.ended and self._line.size() >= self.maxsize
+        return (
+            self._line.maxsize > 0
+            and not self._pump.ended
+            and self._line.size() >= self._line.maxsize
+        )
 
     async def put(self, job: Job, item: Any, bind: Bind) -> None:
         """Store an item when there is room."""
         line = self._line
         if line.each:
+            turn = self._pump.putters.turn()
             while self.full():
-                await self._wait(bind)
+                await self._wait(turn, bind)
             self.put_now(job, item)
             return
         self.check_shut()
         if not line.opened:
             await line.open()
-        if self.maxsize > 0:
+        if self._line.maxsize > 0:
             await self._put_in_turn(job, bind)
         else:
             await line.intake.add([job])
@@ -61,27 +61,28 @@ class Puts:
         direct.add_now([job], self._capacity())
         line.added(job, item)
         if line.each:
-            self._pump.wake_getter()
+            self._pump.getters.wake()
 
     async def put_many(self, jobs: list[Job], items: list[Any], bind: Bind) -> None:
         """Store items as room comes free: all at once if there is enough."""
         line = self._line
         self.check_shut()
         await line.open()
+        turn = self._pump.putters.turn()
         while jobs:
             size = len(jobs)
-            if self.maxsize > 0:
-                while (room := ceil(self.maxsize) - await self._waiting()) <= 0:
-                    await self._wait(bind)
+            if self._line.maxsize > 0:
+                while (room := await self._room()) <= 0:
+                    await self._wait(turn, bind)
                 size = min(size, room)
             try:
-                await line.intake.add(jobs[:size], self._capacity())
+                await self._send(jobs[:size])
             except QueueFull:
                 continue
             for job, item in zip(jobs[:size], items[:size], strict=True):
                 line.added(job, item)
             if line.each:
-                self._pump.wake_getters(size)
+                self._pump.getters.wake(size)
             del jobs[:size], items[:size]
 
     def check_shut(self) -> None:
@@ -90,34 +91,39 @@ class Puts:
             raise QueueShutDown
 
     async def _put_in_turn(self, job: Job, bind: Bind) -> None:
-        first = lost = False
+        turn = self._pump.putters.turn()
+        lost = False
         while True:
             while lost or self._crowded():
-                await self._wait(bind, first=first)
-                first, lost = True, False
+                await self._wait(turn, bind)
+                lost = False
             self.check_shut()
             try:
-                await self._line.intake.add([job], self._capacity())
+                await self._send([job])
             except QueueFull:
                 lost = self._line.direct is None
             else:
                 return
 
-    async def _wait(self, bind: Bind, *, first: bool = False) -> None:
-        """Until there may be room. Who was woken and came too late keeps the ``first`` place."""
-        self.check_shut()
-        putter = bind().create_future()
-        putters = self._pump.putters
-        (putters.appendleft if first else putters.append)(putter)
-        self._pump.putter_waits()
+    async def _send(self, jobs: Sequence[Job]) -> None:
+        capacity = self._capacity()
+        self._line.sending += len(jobs)
         try:
-            await putter
+            await self._line.intake.add(jobs, capacity)
+        finally:
+            self._line.sending -= len(jobs)
+            if self._pump.putters.line and not self._crowded():
+                self._pump.putters.wake()
+
+    async def _wait(self, turn: Turn, bind: Bind) -> None:
+        """Until there may be room."""
+        self.check_shut()
+        pump = self._pump
+        try:
+            await pump.putters.wait(turn, bind, pump.putter_waits)
         except BaseException:
-            putter.cancel()
-            if putter in putters:
-                putters.remove(putter)
-            elif not putter.cancelled() and not self._crowded():
-                wake_next(putters)
+            if pump.putters.was_woken(turn) and not self._crowded():
+                pump.putters.wake()
             raise
 
     def _crowded(self) -> bool:
@@ -125,15 +131,13 @@ class Puts:
         direct = self._line.direct
         if direct is None:
             return False
-        queued = direct.depth_now(self._line.name).queued
-        return queued + len(self._line.supply.window) >= self.maxsize
+        return self._line.room(direct.depth_now(self._line.name)) <= 0
 
-    async def _waiting(self) -> int:
-        depth = await self._line.store.depth(self._line.name)
-        return depth.queued + len(self._line.supply.window)
+    async def _room(self) -> int:
+        return self._line.room(await self._line.store.depth(self._line.name))
 
     def _capacity(self) -> int | None:
         """What may wait in the store, given what waits in memory."""
-        if self.maxsize <= 0:
+        if self._line.maxsize <= 0:
             return None
-        return ceil(self.maxsize) - len(self._line.supply.window)
+        return ceil(self._line.maxsize) - len(self._line.supply.window)

@@ -100,10 +100,10 @@ class Queue(asyncio.Queue[T]):
             raise Unsupported(f"{store.url} has no {missing.name}, which this queue needs")
         self._line = Line(
             store, name, window=self._window(), codec=codec or codec_for(type), ack=ack,
-            commit=commit, exact=maxsize > 0, max_crashes=max_crashes, clock=clock, chance=chance,
+            commit=commit, maxsize=maxsize, max_crashes=max_crashes, clock=clock, chance=chance,
         )  # fmt: skip
-        self._pump = Pump(self._line, maxsize, clock)
-        self._puts = Puts(self._line, self._pump, maxsize)
+        self._pump = Pump(self._line, clock)
+        self._puts = Puts(self._line, self._pump)
         self._gets = Gets(self._line, self._pump)
         self._bound: asyncio.AbstractEventLoop | None = None
         # It holds the line and not the queue: what this one leaves behind is tidied up after it.
@@ -131,7 +131,7 @@ class Queue(asyncio.Queue[T]):
 
     @property
     def _maxsize(self) -> int:
-        return self._puts.maxsize
+        return self._line.maxsize
 
     def qsize(self) -> int:
         """Number of items that wait: in the store, and in this process's memory.
@@ -260,14 +260,7 @@ class Queue(asyncio.Queue[T]):
                 line.unfinished = depth.live - line.holds.counted
             if (line.each or pump.ended) and line.unfinished <= 0:
                 return
-        joiner = self._bind().create_future()
-        pump.joiners.append(joiner)
-        pump.joiner_waits()
-        try:
-            await joiner
-        finally:
-            if joiner in pump.joiners:
-                pump.joiners.remove(joiner)
+        await pump.joiners.wait(pump.joiners.turn(), self._bind, pump.joiner_waits)
 
     def item(self) -> AbstractAsyncContextManager[T]:
         """The next item for the length of a block: done if it ends well, given back if it raises.
@@ -301,7 +294,7 @@ class Queue(asyncio.Queue[T]):
             pump.drained = True
             line.drop()
             if line.unfinished <= 0 and not line.settling:
-                pump.finish()
+                pump.joiners.wake_all()
         pump.wake_all()
 
     async def purge(self) -> int:
@@ -319,7 +312,7 @@ class Queue(asyncio.Queue[T]):
             count = 0
         line.unfinished -= min(count, line.unfinished)
         line.recent.clear()
-        self._pump.wake_putters()
+        self._pump.putters.wake_all()
         return count
 
     async def close(self) -> None:
@@ -349,11 +342,11 @@ class Queue(asyncio.Queue[T]):
 
     @property
     def _getters(self) -> deque[asyncio.Future[None]]:
-        return self._pump.getters
+        return self._pump.getters.line
 
     @property
     def _putters(self) -> deque[asyncio.Future[None]]:
-        return self._pump.putters
+        return self._pump.putters.line
 
     @property
     def _unfinished_tasks(self) -> int:

@@ -126,6 +126,7 @@ class Supply:
 
     async def fetch(self, wanted: int) -> None:
         """Claim at least up to ``wanted`` items, if there are so many. Cancel-safe."""
+        self._make_way()
         while self._settling.returning:
             await self._settling.flush()
         flight = self._flight or self._begin(wanted)
@@ -147,6 +148,9 @@ class Supply:
         """The same, blocking: first what is on its way; then, if that isn't enough, or ``more``."""
         self.land_now()
         if more or not self.window.sure():
+            self._make_way()
+            if self._settling.returning:
+                self._settling.flush_now()
             self._land(self._begin(wanted))
         if self._unpaid:
             self._settle_unpaid_now()
@@ -158,6 +162,11 @@ class Supply:
         flight = self._flight
         if flight is not None and flight.future is not None:
             self._land(flight)
+
+    def _make_way(self) -> None:
+        """A stack can't tell which of two claims is the newer one, so it has one at a time."""
+        if self.window.newest and self._flight is None and len(self.window):
+            self.give_back()
 
     def _begin(self, wanted: int) -> _Flight:
         self._alive()

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from outlast.queue.gets import Gets
     from outlast.queue.line import Line
-    from outlast.queue.puts import Bind
+    from outlast.queue.waiters import Bind
     from outlast.queue.window import Entry
 
 __all__ = ["Item", "Items"]

@@ -82,10 +82,6 @@ class Window(Protocol):
         """Take out what would be handed out last, so that at most ``bound`` stay."""
         ...
 
-    def remove(self, entry: Entry) -> None:
-        """Take out an entry that is here."""
-        ...
-
 
 class Fifo:
     """First in, first out. Whatever is added later comes later."""
@@ -128,19 +124,19 @@ class Fifo:
         over.reverse()
         return over
 
-    def remove(self, entry: Entry) -> None:
-        self._entries.remove(entry)
-
 
 class Lifo:
-    """Last in, first out. The top ``_sure`` entries are newer than everything outside."""
+    """Last in, first out. Nothing tells how old what is outside is, compared with what is here.
+
+    So a claim is made only once everything here has been given back, but for what can't be.
+    """
 
     newest = True
     settled = False
 
     def __init__(self) -> None:
         self._entries: list[Entry] = []
-        self._sure = 0
+        self._sure = False
         self._late = False
 
     def __len__(self) -> int:
@@ -150,46 +146,33 @@ class Lifo:
         return reversed(self._entries)
 
     def sure(self) -> bool:
-        return self._sure > 0
+        return self._sure and bool(self._entries)
 
     def ready(self) -> int:
-        return self._sure
+        return len(self._entries) if self._sure else 0
 
     def pop(self) -> Entry:
-        self._sure -= 1
         return self._entries.pop()
 
     def begin(self) -> None:
         self._late = False
 
     def land(self, entries: Sequence[Entry], *, full: bool) -> None:
-        alone = not self._entries
         self._entries.extend(reversed(entries))
-        if self._late:
-            self._sure = 0
-        elif full and not alone:
-            self._sure = len(entries)
-        else:
-            self._sure = len(self._entries)
+        self._sure = not self._late
 
     def outside(self, rank: bytes) -> None:
-        self._sure = 0
+        self._sure = False
         self._late = True
 
     def doubt(self) -> None:
-        self._sure = 0
+        self._sure = False
 
     def spill(self, bound: int) -> list[Entry]:
         over = max(0, len(self._entries) - bound)
         spilled = self._entries[:over]
         del self._entries[:over]
-        self._sure = min(self._sure, len(self._entries))
         return spilled
-
-    def remove(self, entry: Entry) -> None:
-        if self._entries.index(entry) >= len(self._entries) - self._sure:
-            self._sure -= 1
-        self._entries.remove(entry)
 
 
 _FIRST, _LAST = b"", b"\xff"
@@ -249,9 +232,6 @@ class Ranked:
         if spilled:
             self.outside(spilled[0].claim.job.rank)
         return spilled
-
-    def remove(self, entry: Entry) -> None:
-        self._without([entry])
 
     def _without(self, entries: Iterable[Entry]) -> None:
         gone = {id(entry) for entry in entries}
