@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 HOLDER = """
-import sys
+import os, sys
 from outlast.lifeline import Lifeline
 line = Lifeline(sys.argv[1], sys.argv[2], 8)
 line.hold()
 exec(sys.argv[3])
-print("held", flush=True)
+os.write(1, b"held\\n")
 sys.stdin.read()
 """
 
@@ -108,12 +108,12 @@ def test_a_forked_child_does_not_keep_its_parent_alive(
     holders: list[subprocess.Popen[bytes]], tmp_path: Path
 ) -> None:
     fork = """
-import os, signal, time
+import os, signal
 pid = os.fork()
 if pid == 0:
-    print("forked", flush=True)
+    os.write(1, b"forked\\n")
     signal.pause()
-print(pid, flush=True)
+os.write(1, b"%d\\n" % pid)
 """
     process = subprocess.Popen(
         [sys.executable, "-c", HOLDER, str(tmp_path), "w-1", fork],
