@@ -10,7 +10,17 @@ import msgspec
 
 from outlast.job import Claim, Failure, Status
 from outlast.stores.sqlite.bell import ROOM, WORK
-from outlast.stores.sqlite.rows import HEAD, TAIL, USUAL, crc, dump, fetch, job_from, parse_rows
+from outlast.stores.sqlite.rows import (
+    DAMAGE,
+    HEAD,
+    TAIL,
+    USUAL,
+    crc,
+    dump,
+    fetch,
+    job_from,
+    parse_rows,
+)
 from outlast.stores.sqlite.schema import CANCELLED, DEAD, READY, RUNNING, WAITING
 
 if TYPE_CHECKING:
@@ -245,7 +255,7 @@ def _read(moves: Moves, token: bytes, now: float, worker: str) -> list[Claim]:
             )
             if crc(job.id, job.payload) != row[4]:
                 raise ValueError
-        except (ValueError, KeyError, TypeError, msgspec.MsgspecError):
+        except DAMAGE:
             damaged.append(seq)
             continue
         usual = usual and tail is None

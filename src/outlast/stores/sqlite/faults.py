@@ -5,13 +5,17 @@ from __future__ import annotations
 import errno
 
 import apsw
+import msgspec
 
 from outlast.errors import StoreDamaged, StoreError, StoreFull, StoreUnavailable
 
-__all__ = ["OF_ONE_CALL", "Doubtful", "is_full", "mapped"]
+__all__ = ["OF_ONE_CALL", "UNREADABLE", "Doubtful", "is_full", "mapped"]
 
 OF_ONE_CALL = (apsw.SQLError, apsw.ConstraintError, apsw.MismatchError, apsw.TooBigError)
 """Errors that tell of one statement and its data, and nothing of the file."""
+
+UNREADABLE = (UnicodeDecodeError, msgspec.MsgspecError)
+"""What reading a row raises whose text, or JSON, is none any more: bits have flipped."""
 
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -23,8 +27,10 @@ class Doubtful(Exception):
         self.cause = cause
 
 
-def mapped(error: apsw.Error, path: str) -> StoreError:
-    """The one place where SQLite's errors become ours."""
+def mapped(error: Exception, path: str) -> StoreError:
+    """The one place where SQLite's errors become ours, and those of rows that can't be read."""
+    if isinstance(error, UNREADABLE):
+        return StoreDamaged(f"a row of {path} can't be read ({error}); run outlast doctor on it")
     if isinstance(error, apsw.FullError):
         return StoreFull(f"no space left on the disk of {path}; nothing was stored")
     if isinstance(error, apsw.CorruptError | apsw.NotADBError):

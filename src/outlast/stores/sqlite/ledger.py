@@ -8,17 +8,16 @@ from typing import TYPE_CHECKING, Any
 import apsw
 
 from outlast.errors import ConfigurationError, JobNotFound, StoreDamaged
-from outlast.job import Depth, Status
+from outlast.job import Depth, Failure, Job, Status
 from outlast.store import Line, WorkerInfo
 from outlast.stores.sqlite.files import sync_folder
-from outlast.stores.sqlite.rows import HEAD, TAIL, dump, fetch, job_from
+from outlast.stores.sqlite.rows import DAMAGE, HEAD, TAIL, dump, fetch, job_from, status_of
 from outlast.stores.sqlite.schema import CANCELLED, DEAD, DONE, HELD, READY, RUNNING, WAITING
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from outlast.job import Job
 
 __all__ = ["Reads"]
 
@@ -228,15 +227,22 @@ class Reads:
         *main, worker, started_at, finished_at, result = row
         if main[2] not in self._names:
             self._load_names()
-        return job_from(
-            main[:8],
-            main[8:],
-            self._names[main[2]],
-            worker=worker,
-            started_at=started_at,
-            finished_at=finished_at,
-            result=result,
-        )
+        name = self._names.get(main[2], ("", None))
+        try:
+            return job_from(
+                main[:8],
+                main[8:],
+                name,
+                worker=worker,
+                started_at=started_at,
+                finished_at=finished_at,
+                result=result,
+            )
+        except DAMAGE as error:
+            # One damaged row is not to hide all others from those who look for it.
+            why = Failure(kind="damaged", message=f"its row can't be read ({error})")
+            status = status_of(main[8])
+            return Job(id=main[1], queue=name[0], task=name[1], status=status, failure=why)
 
     def _load_names(self) -> None:
         for number, queue, task in self.connection.execute(_LINES, (self.space(),)):

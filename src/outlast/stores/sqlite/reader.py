@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import apsw
 
 from outlast.errors import StoreClosed
-from outlast.stores.sqlite.faults import OF_ONE_CALL, mapped
+from outlast.stores.sqlite.faults import OF_ONE_CALL, UNREADABLE, mapped
 from outlast.stores.sqlite.ledger import Reads
 
 if TYPE_CHECKING:
@@ -99,6 +99,8 @@ class Reader:
                 except apsw.Error as error:
                     # Never go on with a connection that saw an I/O error.
                     self._sound = isinstance(error, (*OF_ONE_CALL, apsw.BusyError))
+                    answer(None, mapped(error, self._identity.path))
+                except UNREADABLE as error:
                     answer(None, mapped(error, self._identity.path))
                 except BaseException as error:
                     answer(None, error)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import apsw
 
 __all__ = [
+    "DAMAGE",
     "HEAD",
     "TAIL",
     "USUAL",
@@ -28,6 +29,7 @@ __all__ = [
     "load_opts",
     "opts_of",
     "parse_rows",
+    "status_of",
 ]
 
 HEAD = "seq, id, line, {payload}, crc, created_at, opts, attempt"
@@ -120,13 +122,21 @@ def load_failure(text: str | None) -> Failure | None:
     return None if text is None else _load_failure(text)
 
 
+DAMAGE = (ValueError, KeyError, TypeError, msgspec.MsgspecError)
+"""What ``job_from`` raises for a row whose bits have flipped."""
+
+
+def status_of(state: int) -> Status:
+    """What people call a state."""
+    return _STATUS.get(state, Status.QUEUED)
+
+
 def job_from(
     head: Sequence[Any], tail: Sequence[Any] | None, name: tuple[str, str | None], **more: Any
 ) -> Job:
     """The job of a row, read by ``HEAD`` and ``TAIL``; without a tail it is a usual one.
 
-    ``more`` are further fields. Raises what damaged rows raise: ``ValueError``, ``KeyError``,
-    ``TypeError``, msgspec's errors.
+    ``more`` are further fields. Raises one of ``DAMAGE`` for a damaged row.
     """
     payload, opts = head[3], head[6]
     if opts is not None:

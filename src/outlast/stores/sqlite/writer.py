@@ -26,7 +26,7 @@ from outlast.errors import (
     StoreUnavailable,
 )
 from outlast.stores.sqlite import schema
-from outlast.stores.sqlite.faults import OF_ONE_CALL, Doubtful, is_full, mapped
+from outlast.stores.sqlite.faults import OF_ONE_CALL, UNREADABLE, Doubtful, is_full, mapped
 from outlast.stores.sqlite.moves import Careful, Moves
 from outlast.stores.sqlite.op import deliver
 from outlast.stores.sqlite.turn import Turn
@@ -328,7 +328,8 @@ class Writer:
             for op in group:
                 self._serve([op])
         else:
-            ours = mapped(error, self._path) if isinstance(error, apsw.Error) else error
+            known = isinstance(error, (apsw.Error, *UNREADABLE))
+            ours = mapped(error, self._path) if known else error
             self._fail(group, ours)
 
     def _make_room(self, group: list[Op[Any]], ours: StoreError) -> None:
