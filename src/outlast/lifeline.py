@@ -113,7 +113,9 @@ class Lifeline:
         if not self._free or len(key) > ID_BYTES:
             held[_FLAGS_AT] |= _OVERFLOWED
             return
-        at = self._taken[id] = self._free.pop()
+        at = self._taken.get(id)
+        if at is None:
+            at = self._taken[id] = self._free.pop()
         _SLOT.pack_into(held, at, key, _ALONE if alone else _BESIDE)
 
     def mark_ended(self, id: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -272,3 +273,19 @@ async def test_a_store_whose_wait_returns_at_once_does_not_keep_it_busy(rig: Rig
     async with rig.worker(open_store=lambda: next(others)):
         await rig.pass_time(30)
         assert 30 < store.calls["claim"] < 600
+
+
+async def test_each_job_has_a_context_of_its_own(rig: Rig) -> None:
+    tenant: contextvars.ContextVar[str] = contextvars.ContextVar("tenant", default="nobody")
+    seen: list[str] = []
+
+    @rig.app.task(name="sets")
+    async def sets(n: int) -> None:
+        seen.append(tenant.get())
+        tenant.set(f"tenant {n}")
+
+    handles = [await sets.enqueue(n) for n in range(20)]
+    async with rig.worker(concurrency=2):
+        for handle in handles:
+            await handle.result(5)
+    assert set(seen) == {"nobody"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import logging
 from collections import deque
 from typing import TYPE_CHECKING, Any
@@ -70,6 +71,7 @@ class Crew:
         self._ended_before = 0
         self._empty: asyncio.Future[None] | None = None
         self._loop = asyncio.get_running_loop()
+        self._context = contextvars.copy_context()
 
     @property
     def waiting(self) -> int:
@@ -150,6 +152,8 @@ class Crew:
         run = self.runs.get(id)
         if lost.reason == "lost":
             del self.held[id]
+            if run is None and self._marks is not None:
+                self._marks.mark_settled(id)
             log.warning("job %s of task %s was lost to another worker", id, claim.job.task)
             if self._hooks:
                 tell(self._hooks, "job_lost", claim.job)
@@ -199,7 +203,10 @@ class Crew:
         job = claim.job
         run = Current(job, self._note)
         self.runs[job.id] = run
-        run.handle = self._loop.create_task(self._run(claim, run, alone))
+        # Each in a fresh context: what one job sets there must not be seen by the next.
+        run.handle = self._loop.create_task(
+            self._run(claim, run, alone), name=job.id, context=self._context.copy()
+        )
 
     async def _run(self, claim: Claim, run: Current, alone: bool) -> None:
         job = claim.job

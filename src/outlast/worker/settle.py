@@ -15,13 +15,14 @@ if TYPE_CHECKING:
 
     from outlast.clock import Clock
     from outlast.hooks import Hooks
-    from outlast.job import Lost, Verdict
+    from outlast.job import Job, Lost, Verdict
     from outlast.store import Store
 
 __all__ = ["Settling"]
 
 log = logging.getLogger(__name__)
 
+FIRST_PAUSE = 0.02
 BATCH = 1000
 """At most this many verdicts in one write, so that no write holds the others up for long."""
 
@@ -78,7 +79,7 @@ class Settling:
             idle.set_result(None)
 
     async def _apply(self, batch: Sequence[Verdict]) -> None:
-        pause = 0.02
+        pause = FIRST_PAUSE
         lost: Sequence[Lost] = ()
         while True:
             try:
@@ -96,13 +97,19 @@ class Settling:
                 return
         self.settled(batch)
         for refused in lost:
-            job = refused.claim.job
-            log.warning(
-                "job %s of task %s belongs to another worker by now: what this run did is not "
-                "recorded", job.id, job.task, extra={"job": job.id, "task": job.task},
-            )  # fmt: skip
-            if self._hooks:
-                tell(self._hooks, "job_lost", job)
+            self._tell_lost(refused.claim.job, again=pause > FIRST_PAUSE)
+
+    def _tell_lost(self, job: Job, *, again: bool) -> None:
+        if again:
+            # The first try may have reached the store though its answer did not reach us.
+            log.info("job %s of task %s was settled before, or by another worker", job.id, job.task)
+            return
+        log.warning(
+            "job %s of task %s belongs to another worker by now: what this run did is not recorded",
+            job.id, job.task, extra={"job": job.id, "task": job.task},
+        )  # fmt: skip
+        if self._hooks:
+            tell(self._hooks, "job_lost", job)
 
     async def _one_by_one(self, batch: Sequence[Verdict], error: Exception) -> None:
         """One verdict spoils the batch: find it, and bury its job rather than loop for ever."""

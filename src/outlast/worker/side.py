@@ -105,8 +105,12 @@ class Side:
             self._main.cancel()
 
     def _in_thread(self) -> None:
-        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
-            runner.run(self._run())
+        try:
+            with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+                runner.run(self._run())
+        finally:
+            # Only now is there nothing left that could be cut off by the end of the program.
+            self._tell_home(self._end)
 
     async def _run(self) -> None:
         self._main = asyncio.current_task()
@@ -119,7 +123,8 @@ class Side:
             failure = error.exceptions[0] if isinstance(error, BaseExceptionGroup) else error
             self._tell_home(self._fail, failure)
         finally:
-            self._tell_home(self._end)
+            if self._loop is self._home:
+                self._end()
 
     def _tell_home(self, call: Callable[..., object], *args: Any) -> None:
         if self._loop is self._home:
