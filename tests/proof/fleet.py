@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from outlast.job import Job
     from outlast.task import Call
 
-__all__ = ["Fleet", "fleet_rounds", "take_fleet_toll", "work"]
+__all__ = ["Fleet", "fleet_rounds", "is_dry", "take_fleet_toll", "work"]
 
 ROOT = Path(__file__).parents[2]
 SESSION = 100
@@ -240,7 +240,7 @@ def _session(folder: Path, rounds: int, dice: random.Random, toll: Toll, deadlin
             linger(dice.uniform(0.0, 0.3))
         fleet.stop_producers()
         with contextlib.suppress(TimeoutError):  # the judge says who is stuck
-            until(lambda: _is_dry(fleet.db), QUIET, "all has ended", beat=0.1)
+            until(lambda: is_dry(fleet.db), QUIET, "all has ended", beat=0.1)
         fleet.dismiss()
         final = dumped_in_child(lambda: sqlite_store(fleet.db), folder / "final.json")
         events = journals.read(fleet.witness)
@@ -258,7 +258,7 @@ def _anything(witness: Path, mark: bytes) -> bool:
     return any(mark in path.read_bytes() for path in witness.glob("*.jsonl"))
 
 
-def _is_dry(db: Path) -> bool:
+def is_dry(db: Path) -> bool:
     """Whether nothing is queued or running. Read by a connection of a moment, in this process:
     it is closed again before the next fork."""
     import apsw

@@ -130,7 +130,7 @@ class Stage:
         for job in then:
             self.tell("invoke", job.id)
         if ending == "done":
-            return done(claim, claim.job.payload, then)
+            return done(claim, payload_of(claim.job.id), then)
         if ending == "retry":
             return retry(claim, self.dice.choice((0.0, 0.01)), FAILURE, then)
         if ending == "dead":

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
 from unittest import mock
 
 import pytest
+from tests.proof.bad_sync import judge_after
 from tests.proof.replay import replay
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 from outlast.store import Durability
 from outlast.stores.sqlite import schema
@@ -49,6 +54,12 @@ def test_s3_a_failed_sync_costs_nothing_that_was_acknowledged(nth: int) -> None:
     total = replay(acts, seed=4, replays=120, modes=("drop", "rand"), bad_sync=nth)
     assert total.acknowledged > 10
     assert total.broken == {}, total.stories
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("nth", [1, 2, 5])
+def test_s3_a_kill_after_a_failed_sync_and_then_a_power_cut(nth: int, tmp_path: Path) -> None:
+    assert judge_after(tmp_path, nth) == {}
 
 
 @pytest.mark.timeout(60)

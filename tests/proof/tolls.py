@@ -19,7 +19,18 @@ from outlast import Outlast, RetryPolicy, Snooze, current
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["QUEUE", "app", "author", "heavy", "in_lane", "quick", "slow", "threaded", "unsure"]
+__all__ = [
+    "QUEUE",
+    "app",
+    "author",
+    "heavy",
+    "hog",
+    "in_lane",
+    "quick",
+    "slow",
+    "threaded",
+    "unsure",
+]
 
 QUEUE = "tolls"
 app = Outlast()
@@ -110,6 +121,13 @@ async def in_lane(lane: str, seconds: float) -> list[int]:
     with told(lane) as result:
         await asyncio.sleep(seconds)
         return result
+
+
+@app.task(queue=QUEUE, max_crashes=2)
+async def hog(size: int) -> int:
+    """Eats that many bytes, and really touches them."""
+    with told():
+        return len(bytearray(b"x") * size)
 
 
 def author(result: bytes | None) -> tuple[int, int] | None:

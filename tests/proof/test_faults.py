@@ -1,0 +1,115 @@
+"""Faults of the machine, each named by its row in the catalogue."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.proof.faults import flip_bits, in_process
+from tests.proof.oom import starve
+from tests.proof.processes import fork, in_child
+from tests.proof.recovery import enqueue_slow
+from tests.proof.stores import sqlite_store
+
+from outlast.job import Status
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.mark.needs("cut")
+@pytest.mark.timeout(60)
+def test_s4_on_a_full_disk_new_work_is_refused_and_all_that_was_accepted_is_settled() -> None:
+    seen = in_process("full-disk", tmpfs="48m")
+    assert seen.broken == {}, seen.story
+    assert seen.notes["refused early"]
+    assert seen.notes["adds while full"] == 0
+    assert seen.notes["ended while full"] == seen.acknowledged - 1
+    assert seen.notes["errors while settling"] == 0
+    assert seen.notes["adds after"]
+    assert seen.errors == ["StoreFull"]
+
+
+@pytest.mark.timeout(60)
+def test_s4_a_limit_on_the_size_of_files_costs_nothing_that_was_accepted() -> None:
+    seen = in_process("file-limit")
+    assert seen.broken == {}, seen.story
+    assert seen.notes["errors"] > 0
+    assert seen.notes["adds after"]
+
+
+@pytest.mark.timeout(60)
+def test_m1_without_file_descriptors_opening_is_refused_and_works_later() -> None:
+    seen = in_process("few-descriptors")
+    assert seen.broken == {}
+    assert seen.notes["refusals"] > 0
+
+
+@pytest.mark.timeout(60)
+def test_s6_a_flipped_bit_is_noticed_and_the_rest_goes_on(tmp_path: Path) -> None:
+    seen = flip_bits(tmp_path, flips=120, seed=1)
+    assert seen.notes.get("wrong payload", 0) == 0
+    assert seen.notes["job buried"] > 20, "one job is buried, the other 149 have run"
+    assert seen.notes.get("unnoticed", 0) <= 3
+
+
+@pytest.mark.needs("cut")
+@pytest.mark.timeout(90)
+def test_w4_a_job_that_eats_all_memory_is_buried_and_its_neighbours_end() -> None:
+    found = starve()
+    if found is None:
+        pytest.skip("needs cut: this kernel has no memory cgroups of version 1 to limit")
+    assert found.hog is Status.DEAD
+    assert found.failure == "crash"
+    assert found.neighbours == {"done": 10}
+    assert found.deaths == 2
+
+
+@pytest.mark.timeout(60)
+def test_a_job_added_by_a_process_that_ends_at_once_wakes_an_idle_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bell has to ring before the process that rang it may go."""
+    witness = tmp_path / "witness"
+    witness.mkdir()
+    monkeypatch.setenv("PROOF_WITNESS", str(witness))
+    monkeypatch.setenv("OUTLAST_URL", f"sqlite:///{tmp_path / 'proof.db'}")
+
+    async def listen(heard: int) -> None:
+        store = sqlite_store(tmp_path / "proof.db")
+        await store.open()
+        while not await store.claim(["tolls"], [TASK], 1, 15.0, "w"):
+            os.write(heard, b"asleep\n")
+            await asyncio.wait_for(store.wait(["tolls"], 3600.0), 10)
+        os.write(heard, b"awake\n")
+        os._exit(0)
+
+    for _ in range(12):
+        reading, writing = os.pipe()
+        child = fork(lambda end=writing: asyncio.run(listen(end)))  # type: ignore[misc]
+        os.close(writing)
+        with open(reading, encoding="ascii") as lines:
+            assert lines.readline() == "asleep\n"
+            in_child(lambda: enqueue_slow(0.0), 20)
+            heard = lines.read().split()
+        assert child.wait(15) == 0
+        assert heard[-1] == "awake"
+
+
+TASK = "tests.proof.tolls.slow"
+
+
+@pytest.mark.timeout(60)
+def test_processes_that_open_one_new_file_at_once_all_succeed(tmp_path: Path) -> None:
+    for number in range(25):
+        path = tmp_path / f"{number}.db"
+
+        def open_and_close(path: Path = path) -> None:
+            store = sqlite_store(path)
+            store.open_now()
+            store.close_now()
+
+        children = [fork(open_and_close) for _ in range(4)]
+        assert [child.wait(40) for child in children] == [0, 0, 0, 0]
