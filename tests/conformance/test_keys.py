@@ -138,6 +138,23 @@ async def test_the_old_holder_does_not_touch_the_new_ones_key(
     assert list(await store.add([job(key="k")])) == [Added("b", created=False)]
 
 
+async def test_adding_the_old_holder_again_changes_nothing(
+    store: FullStore, clock: FakeClock
+) -> None:
+    """The answer to the first call may have been lost for so long."""
+    old = job("a", key="k", keep_key=10, digest=b"1")
+    running = await start(store, old)
+    await store.settle([done(running)])
+    clock.advance(20)
+    await add(store, job("b", key="k", digest=b"2"))
+    assert list(await store.add([old])) == [Added("a", created=False)]
+    same = job("c", key="k", digest=b"2")
+    assert list(await store.add([old, same])) == [
+        Added("a", created=False),
+        Added("b", created=False),
+    ]
+
+
 async def test_the_key_outlives_a_job_that_is_not_kept(store: FullStore, clock: FakeClock) -> None:
     [a, b] = await start(
         store, job("a", key="ka", keep=0, keep_key=100), job("b", key="kb", keep=10, keep_key=100)

@@ -29,9 +29,7 @@ _COUNT = (
     " done = done + ?, dead = dead + ?, cancelled = cancelled + ? WHERE id = ?"
 )
 _QUEUED = "SELECT ifnull(sum(ready + delayed), 0) FROM lines WHERE space = ? AND queue = ?"
-_KNOWN_IDS = (
-    "SELECT id, line, crc FROM jobs WHERE space = ? AND id IN (SELECT value FROM json_each(?))"
-)
+_KNOWN_IDS = "SELECT id, crc FROM jobs WHERE space = ? AND id IN (SELECT value FROM json_each(?))"
 _ALIKE = "INSERT INTO jobs (id, payload, crc, space, line, created_at, opts, state) VALUES"
 _ANY = (
     "INSERT INTO jobs (id, space, line, state, payload, crc, created_at, opts,"
@@ -68,6 +66,8 @@ _END = (
 _DROP = "DELETE FROM jobs WHERE seq IN (SELECT value FROM json_each(?))"
 
 _COLUMN = {WAITING: 1, READY: 0, HELD: 0, RUNNING: 2, DONE: 3, DEAD: 4, CANCELLED: 5}
+_SAME_JOB = 0xFFFFFFFF
+"""The part of the checksum that does not change with a job's options."""
 _CHUNKS = (250, 50, 10, 3, 1)
 
 
@@ -252,16 +252,12 @@ class Moves:
         return [answer or Added(job.id) for job, answer in zip(jobs, answers, strict=True)]
 
     def _answer_known(self, jobs: Sequence[Job], answers: list[Added | None]) -> None:
-        known: dict[str, tuple[int, int]] = {
-            identifier: (line, check)
-            for identifier, line, check in self.connection.execute(
-                _KNOWN_IDS, (self.space, dump([job.id for job in jobs]).decode())
-            )
-        }
+        wanted = dump([job.id for job in jobs]).decode()
+        known: dict[str, int] = dict(fetch(self.connection, _KNOWN_IDS, self.space, wanted))
         for index, job in enumerate(jobs):
-            mark = (self.line(job.queue, job.task), crc(job.id, job.payload))
+            mark = crc(self.line(job.queue, job.task), job.id, job.payload, None)
             if job.id in known:
-                answers[index] = Added(job.id, False, known[job.id] != mark)
+                answers[index] = Added(job.id, False, known[job.id] & _SAME_JOB != mark)
             else:
                 known[job.id] = mark
 
@@ -278,6 +274,9 @@ class Moves:
             holder, digest = holders[job.task or "", job.key or ""]
             if holder == job.id:
                 continue
+            if not self.careful:
+                # The job may be stored already, under a key that was another's since: ids come first.
+                raise Careful
             if digest != job.digest and not lenient:
                 self.connection.execute("ROLLBACK TO keyed")
                 self.connection.execute("RELEASE keyed")
@@ -314,6 +313,7 @@ class Moves:
         """The usual batch: many calls of one task, nothing special about any; else 0."""
         first = jobs[0]
         queue, task, opts = first.queue, first.task, opts_of(first)
+        line = self.line(queue, task)
         flat: list[Any] = []
         for job in jobs:
             if not (
@@ -326,8 +326,7 @@ class Moves:
                 and opts_of(job) == opts
             ):
                 return 0
-            flat += (job.id, job.payload, crc(job.id, job.payload))
-        line = self.line(queue, task)
+            flat += (job.id, job.payload, crc(line, job.id, job.payload, opts))
         self.count(line, READY, len(jobs))
         shared = [self.space, line, self.clock.now(), opts]
         inserted, at = 0, 0
@@ -348,6 +347,7 @@ class Moves:
                 due = now + job.delay
             state = WAITING if due is not None and due > now else READY
             self.count(line, state, 1)
+            opts = opts_of(job)
             rows.append(
                 (
                     job.id,
@@ -355,9 +355,9 @@ class Moves:
                     line,
                     state,
                     job.payload,
-                    crc(job.id, job.payload),
+                    crc(line, job.id, job.payload, opts),
                     now,
-                    opts_of(job),
+                    opts,
                     job.priority,
                     job.rank,
                     _INFINITY if due is None else due,
