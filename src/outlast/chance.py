@@ -57,7 +57,7 @@ class SystemChance:
     their ids, and it is seeded anew in a forked child.
     """
 
-    __slots__ = ("__weakref__", "_last", "_millis", "_random", "_sequences", "_stamp")
+    __slots__ = ("__weakref__", "_last", "_millis", "_random", "_sequences", "_stamp", "_tails")
 
     def __init__(self) -> None:
         self._random = random.Random()
@@ -65,6 +65,7 @@ class SystemChance:
         self._millis = 0
         self._stamp = ""
         self._sequences = _sequences()
+        self._tails: list[str] = []
         if hasattr(os, "register_at_fork"):
             fresh = weakref.WeakMethod(self._after_fork)
             os.register_at_fork(after_in_child=lambda: (fresh() or _nothing)())
@@ -78,8 +79,18 @@ class SystemChance:
         millis = stamp >> 12
         if millis != self._millis:
             self._millis, self._stamp = millis, _stamp(millis)
-        text = (self._random.getrandbits(62) | 0x8000000000000000).to_bytes(8, "big").hex()
-        return f"{self._stamp}{self._sequences[stamp & 0xFFF]}{text[:4]}-{text[4:]}"
+        try:
+            tail = self._tails.pop()
+        except IndexError:
+            tail = self._more_tails()
+        return f"{self._stamp}{self._sequences[stamp & 0xFFF]}{tail}"
+
+    def _more_tails(self) -> str:
+        """60 random bits behind the variant's digit, a hundred at a time; one is handed out."""
+        text = self._random.getrandbits(6400).to_bytes(800, "big").hex()
+        tails = [f"8{text[at : at + 3]}-{text[at + 4 : at + 16]}" for at in range(0, 1600, 16)]
+        self._tails.extend(tails[1:])
+        return tails[0]
 
     def token(self) -> bytes:
         return os.urandom(16)
@@ -89,6 +100,7 @@ class SystemChance:
 
     def _after_fork(self) -> None:
         self._random.seed()
+        self._tails.clear()
 
 
 def _nothing() -> None:

@@ -7,12 +7,25 @@ from functools import lru_cache
 from math import inf
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from outlast.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from outlast.job import Job
 
-__all__ = ["MAX_ID", "MAX_KEY", "MAX_PRIORITY", "check_job", "check_name"]
+__all__ = [
+    "MAX_ID",
+    "MAX_KEY",
+    "MAX_PRIORITY",
+    "are_alike",
+    "check_job",
+    "check_jobs",
+    "check_name",
+    "is_plain",
+]
 
 MAX_ID = 128
 MAX_KEY = 512
@@ -60,6 +73,42 @@ def check_job(job: Job) -> None:
         and (job.max_crashes is None or job.max_crashes >= 1)
     ):
         _check_fields(job)
+
+
+def check_jobs(jobs: Sequence[Job]) -> bool:
+    """``check_job`` for a batch; whether all of it is alike but for ids and payloads.
+
+    Calls of one task nearly always are, and are then looked at once.
+    """
+    if not jobs:
+        return False
+    first = jobs[0]
+    check_job(first)
+    alike = True
+    for job in jobs:
+        if alike and are_alike(job, first):
+            id_ = job.id
+            if not (0 < len(id_) <= MAX_ID and id_.isascii() and id_.isprintable()):
+                _check_text(id_, "id", MAX_ID)
+        else:
+            alike = False
+            check_job(job)
+    return alike
+
+
+def are_alike(job: Job, other: Job) -> bool:
+    """Whether two jobs differ in nothing but id and payload."""
+    return replace(job, id=other.id, payload=other.payload) == other
+
+
+def is_plain(job: Job) -> bool:
+    """Whether a job is due at once, in the order of adding, and nothing else is asked of it."""
+    return (
+        job.priority == 0
+        and job.delay is job.run_at is job.ttl is job.expires_at is None
+        and job.key is job.lane is None
+        and not job.rank
+    )
 
 
 def _clean(text: str) -> bool:

@@ -219,6 +219,15 @@ class Moves:
         finally:
             self.connection.execute("RELEASE room")
 
+    def add_alike(self, jobs: Sequence[Job]) -> list[Added]:
+        """The usual batch, with nothing to look up first: see ``Op.alike``."""
+        if self.careful:
+            return self._add(jobs)
+        if self._insert_alike(jobs) != len(jobs):
+            raise Careful
+        self.tell(WORK)
+        return [Added(job.id) for job in jobs]
+
     def add_following(self, jobs: Sequence[Job]) -> None:
         """The ``then`` of verdicts: where a key is taken, the job that holds it stands."""
         self._add(jobs, lenient=True)
@@ -249,6 +258,8 @@ class Moves:
             raise asyncio.QueueFull(full)
         if fresh and self._insert(fresh) != len(fresh):
             raise Careful
+        if fresh:
+            self.tell(WORK)
         return [answer or Added(job.id) for job, answer in zip(jobs, answers, strict=True)]
 
     def _answer_known(self, jobs: Sequence[Job], answers: list[Added | None]) -> None:
@@ -304,14 +315,10 @@ class Moves:
             holders.update({(task, key): (job, digest) for task, key, job, digest in found})
         return holders
 
-    def _insert(self, jobs: Sequence[Job]) -> int:
-        """Write the rows; how many were not there yet."""
-        self.tell(WORK)
-        return self._insert_alike(jobs) or self._insert_any(jobs)
-
     def _insert_alike(self, jobs: Sequence[Job]) -> int:
-        """The usual batch: many calls of one task, nothing special about any; else 0."""
+        """The rows of jobs that differ in nothing but id and payload; how many were new."""
         first = jobs[0]
+<<<<<<< Updated upstream
         queue, task, opts = first.queue, first.task, opts_of(first)
         line = self.line(queue, task)
         flat: list[Any] = []
@@ -327,8 +334,14 @@ class Moves:
             ):
                 return 0
             flat += (job.id, job.payload, crc(line, job.id, job.payload, opts))
+=======
+        flat: list[Any] = []
+        for job in jobs:
+            flat += (job.id, job.payload, crc(job.id, job.payload))
+        line = self.line(first.queue, first.task)
+>>>>>>> Stashed changes
         self.count(line, READY, len(jobs))
-        shared = [self.space, line, self.clock.now(), opts]
+        shared = [self.space, line, self.clock.now(), opts_of(first)]
         inserted, at = 0, 0
         for size in _CHUNKS:
             while len(jobs) - at >= size:
@@ -337,7 +350,8 @@ class Moves:
                 at += size
         return inserted
 
-    def _insert_any(self, jobs: Sequence[Job]) -> int:
+    def _insert(self, jobs: Sequence[Job]) -> int:
+        """Write the rows; how many were not there yet."""
         now, space = self.clock.now(), self.space
         rows: list[tuple[Any, ...]] = []
         for job in jobs:

@@ -21,17 +21,18 @@ T = TypeVar("T")
 class Op(Generic[T]):
     """One call waiting for the writer. ``synced``: its answer promises that it is on disk.
 
-    ``jobs`` are those of an ``add``; if it is ``simple`` nothing about it can be refused, so that
-    it may be merged with others. ``reply`` is where the caller waits, if anybody does.
+    ``jobs`` are those of an ``add``. They are ``alike`` too if they differ in nothing but id and
+    payload and can't be refused: then they may be written with those of other calls. ``reply`` is
+    where the caller waits, if anybody does.
     """
 
     __slots__ = (
+        "alike",
         "answer",
         "error",
         "jobs",
         "reply",
         "run",
-        "simple",
         "size",
         "synced",
         "told",
@@ -44,13 +45,13 @@ class Op(Generic[T]):
         synced: bool,
         size: int = 1,
         jobs: Sequence[Job] | None = None,
-        simple: bool = False,
+        alike: Sequence[Job] = (),
     ) -> None:
         self.run = run
         self.synced = synced
         self.size = size
         self.jobs = jobs
-        self.simple = simple
+        self.alike = alike
         self.error: BaseException | None = None
         self.answer: T | None = None
         self.undo: Callable[[T], None] | None = None

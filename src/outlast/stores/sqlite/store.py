@@ -21,7 +21,7 @@ from outlast import lifeline
 from outlast.chance import SystemChance
 from outlast.clock import SystemClock
 from outlast.errors import StoreClosed, StoreError, StoreUnavailable
-from outlast.limits import check_job
+from outlast.limits import check_job, check_jobs, is_plain
 from outlast.store import Durability, Feature
 from outlast.stores.sqlite import files, opening, schema, upkeep
 from outlast.stores.sqlite.bell import ALL, ENDED, ROOM, WORK, Bell
@@ -187,11 +187,10 @@ class SqliteStore:
         return self._hand_over(self._add_op(jobs, capacity)).result()
 
     def _add_op(self, jobs: Sequence[Job], capacity: int | None) -> Op[list[Added]]:
-        for job in jobs:
-            check_job(job)
-        simple = capacity is None and not any(job.key for job in jobs)
+        if check_jobs(jobs) and capacity is None and is_plain(jobs[0]):
+            return Op(partial(Moves.add_alike, jobs=jobs), True, len(jobs), jobs, jobs)
         run = partial(self._adding, jobs=jobs, capacity=capacity)
-        return Op(run, True, len(jobs), jobs, simple)
+        return Op(run, True, len(jobs), jobs)
 
     def _adding(self, moves: Moves, jobs: Sequence[Job], capacity: int | None) -> list[Added]:
         seen = self._news.count(ROOM)

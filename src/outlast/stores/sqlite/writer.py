@@ -25,6 +25,7 @@ from outlast.errors import (
     StoreFull,
     StoreUnavailable,
 )
+from outlast.limits import are_alike
 from outlast.stores.sqlite import schema
 from outlast.stores.sqlite.faults import OF_ONE_CALL, UNREADABLE, Doubtful, is_full, mapped
 from outlast.stores.sqlite.moves import Careful, Moves
@@ -248,15 +249,20 @@ class Writer:
 
         Their order among the other calls doesn't matter: nobody has been answered yet.
         """
-        adds = [op for op in group if op.simple]
+        adds = [op for op in group if op.alike]
         if len(adds) < 2:
             return list(group)
-        answers = self._moves.add([job for op in adds for job in op.jobs or ()])
-        at = 0
-        for op in adds:
-            op.answer = answers[at : at + op.size]
-            at += op.size
-        return [op for op in group if not op.simple]
+        rest = [op for op in group if not op.alike]
+        while adds:
+            first = adds[0].alike[0]
+            same = [op for op in adds if are_alike(op.alike[0], first)]
+            adds = [op for op in adds if op not in same] if len(same) < len(adds) else []
+            answers = self._moves.add_alike([job for op in same for job in op.alike])
+            at = 0
+            for op in same:
+                op.answer = answers[at : at + op.size]
+                at += op.size
+        return rest
 
     def _set_synchronous(self, level: int) -> None:
         if level == self._now_synchronous:
