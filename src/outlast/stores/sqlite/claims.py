@@ -253,7 +253,7 @@ def _read(moves: Moves, token: bytes, now: float, worker: str) -> list[Claim]:
                 started_at=now,
                 worker=worker,
             )
-            if crc(job.id, job.payload) != row[4]:
+            if crc(line, job.id, job.payload, row[6]) != row[4]:
                 raise ValueError
         except DAMAGE:
             damaged.append(seq)

@@ -74,9 +74,20 @@ def fetch(connection: apsw.Connection, text: str, *values: Any) -> list[Any]:
     return connection.execute(text, values).fetchall()
 
 
-def crc(identifier: str, payload: bytes) -> int:
-    """A checksum over the payload and the id it belongs to."""
-    return zlib.crc32(payload, zlib.crc32(identifier.encode()))
+def crc(line: int, identifier: str, payload: bytes, opts: str | None) -> int:
+    """A checksum over the payload and what it belongs to; SQLite sees no bit that flips in a row.
+
+    The lower half is over line, id and payload, and says whether two jobs are the same; the upper
+    one is over ``opts``.
+    """
+    half = zlib.crc32(payload, zlib.crc32(identifier.encode(), line & 0xFFFFFFFF))
+    return half if opts is None else _crc_of_opts(opts) | half
+
+
+@lru_cache(maxsize=1024)
+def _crc_of_opts(opts: str) -> int:
+    # One bit less, since SQLite's integers have a sign.
+    return zlib.crc32(opts.encode()) >> 1 << 32
 
 
 def opts_of(job: Job) -> str | None:
