@@ -318,30 +318,13 @@ class Moves:
     def _insert_alike(self, jobs: Sequence[Job]) -> int:
         """The rows of jobs that differ in nothing but id and payload; how many were new."""
         first = jobs[0]
-<<<<<<< Updated upstream
-        queue, task, opts = first.queue, first.task, opts_of(first)
-        line = self.line(queue, task)
-        flat: list[Any] = []
-        for job in jobs:
-            if not (
-                job.task == task
-                and job.queue == queue
-                and job.priority == 0
-                and job.delay is job.run_at is job.ttl is job.expires_at is None
-                and job.key is job.lane is None
-                and not job.rank
-                and opts_of(job) == opts
-            ):
-                return 0
-            flat += (job.id, job.payload, crc(line, job.id, job.payload, opts))
-=======
-        flat: list[Any] = []
-        for job in jobs:
-            flat += (job.id, job.payload, crc(job.id, job.payload))
+        opts = opts_of(first)
         line = self.line(first.queue, first.task)
->>>>>>> Stashed changes
+        flat: list[Any] = []
+        for job in jobs:
+            flat += (job.id, job.payload, crc(line, job.id, job.payload, opts))
         self.count(line, READY, len(jobs))
-        shared = [self.space, line, self.clock.now(), opts_of(first)]
+        shared = [self.space, line, self.clock.now(), opts]
         inserted, at = 0, 0
         for size in _CHUNKS:
             while len(jobs) - at >= size:
