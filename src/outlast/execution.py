@@ -25,7 +25,6 @@ import contextvars
 import inspect
 import logging
 import math
-import traceback
 from asyncio import CancelledError
 from datetime import timedelta
 from functools import partial
@@ -37,11 +36,11 @@ from msgspec.structs import replace
 from outlast.chance import Chance
 from outlast.clock import Clock
 from outlast.errors import Cancel, DecodeError, Retry, Snooze, TaskError
+from outlast.failing import MAX_MESSAGE, TimedOut, clean, describe, text_of, undecodable
 from outlast.job import Failure, Progress, cancelled, dead, done, give_back, retry
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from types import FrameType
 
     from outlast.codec import Signature
     from outlast.job import Claim, Job, Verdict
@@ -55,20 +54,13 @@ __all__ = [
     "Runnable",
     "ThreadRun",
     "Threads",
-    "TimedOut",
     "crashed",
     "current",
-    "describe",
     "execute",
     "failed",
 ]
 
 log = logging.getLogger(__name__)
-
-MAX_MESSAGE = 4096
-"""A failure's message is cut to this many characters."""
-MAX_TRACEBACK = 16384
-"""Of a longer traceback the end is kept: it says where it happened."""
 
 Why = Literal["cancelled", "lost", "shutdown", "abandoned"]
 """Why the worker interrupts a run. ``abandoned``: a thread that would not end before the worker."""
@@ -199,7 +191,7 @@ class Current:
         """
         if value is not None and not 0 <= value <= 1:
             raise ValueError(f"progress {value!r}: use a fraction from 0 to 1, or None")
-        self.pass_on(Progress(id=self._job.id, value=value, text=_clean(str(text), MAX_MESSAGE)))
+        self.pass_on(Progress(id=self._job.id, value=value, text=clean(str(text), MAX_MESSAGE)))
 
     def pass_on(self, progress: Progress) -> None:
         """The worker's part: progress that a process of its own reported."""
@@ -253,7 +245,7 @@ async def execute(
     try:
         args, kwargs = task.signature.decode(job.payload)
     except DecodeError as error:
-        return dead(claim, _undecodable(error), started=False)
+        return dead(claim, undecodable(error), started=False)
     if means.marks is not None:
         means.marks.mark_started(job.id, alone)
     _current.set(run)
@@ -271,7 +263,7 @@ async def execute(
         return done(claim, task.signature.encode_result(value))
     except Exception as error:
         # Its effect has happened, and would happen again.
-        text = f"the task returned, but its result can't be stored: {_text(error)}"
+        text = f"the task returned, but its result can't be stored: {text_of(error)}"
         return dead(claim, describe(error, message=text))
 
 
@@ -303,14 +295,6 @@ async def _in_process(
         return await processes.run(claim, task, run)
     except BaseException as error:
         return _verdict(claim, task, run, error, means, began)
-
-
-class TimedOut(Exception):
-    """Carries the fact that a run's time was up, and what it raised when it was told so."""
-
-    def __init__(self, timeout: float | None, cause: BaseException | None = None) -> None:
-        super().__init__(f"still running after its timeout of {timeout:g} s")
-        self.cause = cause
 
 
 async def _in_thread(call: Callable[[], Any], job: Job, run: Current, threads: Threads) -> Any:
@@ -366,9 +350,7 @@ def _steered(
     claim: Claim, task: Runnable, error: Snooze | Cancel | Retry, means: Means, began: float
 ) -> Verdict:
     if isinstance(error, Cancel):
-        return cancelled(
-            claim, Failure(kind="cancelled", message=_clean(error.reason, MAX_MESSAGE))
-        )
+        return cancelled(claim, Failure(kind="cancelled", message=clean(error.reason, MAX_MESSAGE)))
     try:
         delay = None if error.delay is None else _seconds(error.delay)
     except ValueError as wrong:
@@ -397,7 +379,7 @@ def failed(
     try:
         policy = task.policy(job)
     except DecodeError as wrong:
-        return dead(claim, _undecodable(wrong))
+        return dead(claim, undecodable(wrong))
     if not isinstance(error, Retry) and not policy.retries(_cause(error)):
         return dead(claim, failure)
     if policy.total is not None:
@@ -433,67 +415,6 @@ def _first_start(job: Job) -> float | None:
     if job.failure is not None and job.failure.since is not None:
         return job.failure.since
     return job.started_at
-
-
-def describe(error: BaseException, *, message: str | None = None) -> Failure:
-    """A failure as text, whatever the exception does when it is asked for its own."""
-    kind = "timeout" if isinstance(error, TimedOut) else "error"
-    shown = error.cause if isinstance(error, TimedOut) and error.cause else error
-    if message is None:
-        message = "the task asked to be tried again" if isinstance(error, Retry) else ""
-        if isinstance(error, CancelledError):
-            message = "the task raised CancelledError, though nobody had asked to cancel it"
-        message = _text(error) or message
-    cls = TimeoutError if kind == "timeout" else type(error)
-    name = cls.__qualname__
-    if cls.__module__ not in ("builtins", "__main__"):
-        name = f"{cls.__module__}.{name}"
-    return Failure(
-        kind=kind,
-        message=_clean(message, MAX_MESSAGE),
-        type=_clean(name, MAX_MESSAGE),
-        traceback=_traceback(shown),
-    )
-
-
-def _undecodable(error: DecodeError) -> Failure:
-    return Failure(
-        kind="undecodable", message=_clean(_text(error), MAX_MESSAGE), type="DecodeError"
-    )
-
-
-def _text(error: BaseException) -> str:
-    try:
-        return str(error)
-    except BaseException as wrong:
-        return f"(its text can't be shown: __str__ raised {type(wrong).__name__})"
-
-
-def _traceback(error: BaseException) -> str:
-    trace = error.__traceback__
-    # Our own frames come first and tell nobody anything.
-    while trace is not None and trace.tb_next is not None and _is_ours(trace.tb_frame):
-        trace = trace.tb_next
-    try:
-        shown = traceback.TracebackException(type(error), error, trace, compact=True)
-        text = "".join(shown.format())
-    except BaseException as wrong:
-        return f"(the traceback can't be shown: {type(wrong).__name__})"
-    return _clean(text[-MAX_TRACEBACK:], MAX_TRACEBACK)
-
-
-def _is_ours(frame: FrameType) -> bool:
-    name = str(frame.f_globals.get("__name__", ""))
-    return name == __name__ or name.startswith("outlast.worker.")
-
-
-def _clean(text: str, longest: int) -> str:
-    """Text that every store can hold: cut, without NUL and half characters."""
-    if len(text) > longest:
-        text = text[: longest - 1] + "…"
-    if not text.isascii():
-        text = text.encode("utf-8", "replace").decode()
-    return text.replace("\0", "\\0")
 
 
 def _seconds(delay: float | timedelta) -> float:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import pytest
 
 from outlast import Cancel, Retry, RetryPolicy, Snooze, TaskError, current
-from outlast.execution import MAX_MESSAGE, MAX_TRACEBACK
+from outlast.failing import MAX_MESSAGE, MAX_TRACEBACK
 from outlast.job import Claim, Job
 
 if TYPE_CHECKING:

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from outlast.chance import SystemChance
 from outlast.clock import SystemClock
-from outlast.execution import Current, Means, describe, execute
+from outlast.execution import Current, Means, execute
+from outlast.failing import describe
 from outlast.job import Claim, Failure, Verdict
 from outlast.worker.frames import Begun, Hello, Note, Order, Outcome, pack, unpack
 

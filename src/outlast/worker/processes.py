@@ -7,7 +7,8 @@ import logging
 import sys
 from typing import TYPE_CHECKING
 
-from outlast.execution import TimedOut, crashed
+from outlast.execution import crashed
+from outlast.failing import TimedOut
 from outlast.job import Failure, Verdict
 from outlast.worker.frames import Begun, Hello, Note, Order, Outcome, pack, unpack
 
