@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Any
 
-import apsw
-
-from outlast.errors import ConfigurationError, JobNotFound, StoreDamaged
+from outlast.errors import JobNotFound
 from outlast.job import Depth, Failure, Job, Status
 from outlast.store import Line, WorkerInfo
-from outlast.stores.sqlite.files import sync_folder
-from outlast.stores.sqlite.rows import DAMAGE, HEAD, TAIL, dump, fetch, job_from, status_of
+from outlast.stores.sqlite.rows import (
+    DAMAGE,
+    HEAD,
+    TAIL,
+    fetch,
+    job_from,
+    listed,
+    status_of,
+    storable,
+)
 from outlast.stores.sqlite.schema import CANCELLED, DEAD, DONE, HELD, READY, RUNNING, WAITING
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
+    import apsw
 
 __all__ = ["Reads"]
 
@@ -69,7 +74,7 @@ class Reads:
         return self._space
 
     def get(self, ids: Sequence[str]) -> list[Job | None]:
-        rows = self.connection.execute(_BY_IDS, (self.space(), dump(list(ids)).decode())).fetchall()
+        rows = self.connection.execute(_BY_IDS, (self.space(), listed(ids))).fetchall()
         jobs = {job.id: job for job in map(self._job, rows)}
         return [jobs.get(identifier) for identifier in ids]
 
@@ -85,6 +90,8 @@ class Reads:
         after: str | None,
         limit: int,
     ) -> list[Job]:
+        if not all(storable(text) for text in (key, after) if text is not None):
+            return []
         self._load_names()
         lines = [
             number
@@ -117,9 +124,7 @@ class Reads:
 
     def ended(self, ids: Sequence[str]) -> list[Job]:
         """Those that have ended. Raises ``JobNotFound`` for what isn't stored."""
-        found: dict[str, int] = dict(
-            fetch(self.connection, _ENDED, self.space(), dump(list(ids)).decode())
-        )
+        found: dict[str, int] = dict(fetch(self.connection, _ENDED, self.space(), listed(ids)))
         for identifier in ids:
             if identifier not in found:
                 raise JobNotFound(f"no job {identifier} is stored: it never was, or it was deleted")
@@ -185,43 +190,6 @@ class Reads:
             worker = msgspec.json.decode(info, type=WorkerInfo)
             found.append(msgspec.structs.replace(worker, seen_at=seen_at))
         return found
-
-    def backup(self, path: Path) -> dict[str, Any]:
-        """Copy page by page while others write, then check the copy and give it its name."""
-        if path.exists():
-            raise ConfigurationError(f"{path} exists already; name a new file")
-        part = path.with_name(path.name + ".part")
-        descriptor = os.open(part, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
-        os.close(descriptor)
-        try:
-            copy = apsw.Connection(str(part))
-            try:
-                with copy.backup("main", self.connection, "main") as backup:
-                    # In one step it reads one snapshot, and writers needn't stop.
-                    while not backup.done:
-                        backup.step()
-                copy.pragma("journal_mode", "delete")
-                found = copy.pragma("integrity_check")
-                if found != "ok":
-                    raise StoreDamaged(
-                        f"the copy of the store is damaged: {found}; it was not kept"
-                    )
-                jobs, live = copy.execute(
-                    "SELECT count(*), ifnull(sum(state < 4), 0) FROM jobs"
-                ).get
-            finally:
-                copy.close()
-            descriptor = os.open(part, os.O_RDWR)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
-            os.rename(part, path)
-            sync_folder(str(path.parent.absolute()))
-        except BaseException:
-            part.unlink(missing_ok=True)
-            raise
-        return {"path": str(path), "bytes": path.stat().st_size, "jobs": jobs, "live": live}
 
     def _job(self, row: Sequence[Any]) -> Job:
         *main, worker, started_at, finished_at, result = row

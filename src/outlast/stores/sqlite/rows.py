@@ -25,11 +25,13 @@ __all__ = [
     "dump",
     "fetch",
     "job_from",
+    "listed",
     "load_failure",
     "load_opts",
     "opts_of",
     "parse_rows",
     "status_of",
+    "storable",
 ]
 
 HEAD = "seq, id, line, {payload}, crc, created_at, opts, attempt"
@@ -67,6 +69,20 @@ _load = msgspec.json.Decoder().decode
 _load_failure = msgspec.json.Decoder(Failure).decode
 _load_progress = msgspec.json.Decoder(Progress).decode
 parse_rows = msgspec.json.Decoder(list[list[Any]]).decode
+
+
+def listed(texts: Sequence[str]) -> str:
+    """Texts for ``json_each``, without those that can't be stored: nothing is called that."""
+    return dump([text for text in texts if storable(text)]).decode()
+
+
+def storable(text: str) -> bool:
+    """Whether it is text at all: half a character is none, and SQLite would raise."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def fetch(connection: apsw.Connection, text: str, *values: Any) -> list[Any]:

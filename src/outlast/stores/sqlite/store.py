@@ -24,6 +24,7 @@ from outlast.errors import StoreClosed, StoreError, StoreUnavailable
 from outlast.limits import check_job, check_jobs, is_plain
 from outlast.store import Durability, Feature
 from outlast.stores.sqlite import files, opening, schema, upkeep
+from outlast.stores.sqlite.backup import backup
 from outlast.stores.sqlite.bell import ALL, ENDED, ROOM, WORK, Bell
 from outlast.stores.sqlite.claims import claim
 from outlast.stores.sqlite.faults import mapped
@@ -411,7 +412,7 @@ class SqliteStore:
         try:
             connection = schema.connect(self.path, self._required, self._vfs)
             try:
-                return Reads(connection, self.namespace).backup(path)
+                return backup(connection, path)
             finally:
                 connection.close()
         except apsw.Error as error:

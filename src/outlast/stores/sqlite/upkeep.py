@@ -8,7 +8,7 @@ from outlast.errors import JobNotFound, KeyConflict
 from outlast.job import Failure, Lost, Status
 from outlast.stores.sqlite.bell import ENDED, ROOM, WORK
 from outlast.stores.sqlite.claims import expire, sequence
-from outlast.stores.sqlite.rows import dump, fetch, load_opts
+from outlast.stores.sqlite.rows import dump, fetch, load_opts, storable
 from outlast.stores.sqlite.schema import (
     CANCELLED,
     DEAD,
@@ -245,7 +245,7 @@ def cancel(moves: Moves, ids: Sequence[str]) -> list[Cancelled]:
     answers: list[Cancelled] = []
     failure = Failure(kind="cancelled", message="cancelled before it started")
     for identifier in ids:
-        row = moves.connection.execute(_BY_ID, (identifier, moves.space)).get
+        row = _by_id(moves, identifier)
         if row is None:
             answers.append("missing")
         elif row[3] == RUNNING:
@@ -261,13 +261,18 @@ def cancel(moves: Moves, ids: Sequence[str]) -> list[Cancelled]:
     return answers
 
 
+def _by_id(moves: Moves, identifier: str) -> Any:
+    found = storable(identifier)
+    return moves.connection.execute(_BY_ID, (identifier, moves.space)).get if found else None
+
+
 def revive(moves: Moves, ids: Sequence[str]) -> list[bool]:
     """See ``Ledger.revive``: all keys are looked at before anything is written."""
     execute = moves.connection.execute
     rows: dict[str, Any] = {}
     answers: list[bool] = []
     for identifier in ids:
-        row = execute(_BY_ID, (identifier, moves.space)).get
+        row = _by_id(moves, identifier)
         fits = row is not None and row[3] in (DEAD, CANCELLED) and identifier not in rows
         answers.append(fits)
         if fits:

@@ -1,0 +1,86 @@
+"""Copies a store while it is in use: whole, verified, and under its name only when it is both."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import TYPE_CHECKING, Any
+
+import apsw
+
+from outlast.errors import ConfigurationError, StoreDamaged, StoreFull
+from outlast.stores.sqlite.files import sync_folder
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["backup"]
+
+_COUNT = "SELECT count(*), ifnull(sum(state < 4), 0) FROM jobs"
+
+
+def backup(connection: apsw.Connection, path: Path) -> dict[str, Any]:
+    """Copy what ``connection`` sees at one moment to a new file; writers needn't stop.
+
+    The file has mode 0600, as the store. Raises ``ConfigurationError`` if there is something of
+    that name, ``StoreDamaged`` if the copy isn't sound, ``StoreFull`` if there is no room for it;
+    then nothing is left of it.
+    """
+    if os.path.lexists(path):
+        raise _exists(path)
+    part = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.part")
+    _remove(part)
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0)
+    os.close(os.open(part, flags, 0o600))
+    try:
+        jobs, live = _copy(connection, part)
+        descriptor = os.open(part, os.O_RDWR)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        _name(part, path)
+        sync_folder(str(path.parent.absolute()))
+    except apsw.FullError as error:
+        raise StoreFull(f"no space left for {path}; the copy was given up") from error
+    finally:
+        _remove(part)
+    return {"path": str(path), "bytes": path.stat().st_size, "jobs": jobs, "live": live}
+
+
+def _copy(connection: apsw.Connection, part: Path) -> tuple[int, int]:
+    copy = apsw.Connection(str(part))
+    try:
+        with copy.backup("main", connection, "main") as running:
+            # In one step it reads one snapshot.
+            while not running.done:
+                running.step()
+        copy.pragma("journal_mode", "delete")
+        found = copy.pragma("integrity_check")
+        if found != "ok":
+            raise StoreDamaged(f"the copy of the store is damaged: {found}; it was not kept")
+        jobs, live = copy.execute(_COUNT).get
+    finally:
+        copy.close()
+    return jobs, live
+
+
+def _name(part: Path, path: Path) -> None:
+    """Give the copy its name, which somebody may have taken meanwhile."""
+    try:
+        os.link(part, path)
+    except FileExistsError:
+        raise _exists(path) from None
+    except OSError:  # no hard links on this disk
+        if os.path.lexists(path):
+            raise _exists(path) from None
+        os.rename(part, path)
+
+
+def _exists(path: Path) -> ConfigurationError:
+    return ConfigurationError(f"{path} exists already; name a new file")
+
+
+def _remove(part: Path) -> None:
+    for suffix in ("", "-journal", "-wal", "-shm"):
+        part.with_name(part.name + suffix).unlink(missing_ok=True)
