@@ -70,10 +70,7 @@ class Bridge:
     def stop(self) -> None:
         """End the background loop, if there is one; the next call starts another."""
         with self._lock:
-            line, self._line = self._line, None
-            if self._end is not None:
-                self._end.detach()
-                self._end = None
+            line = self._forget(self._line)
         if line is not None:
             line.stop()
 
@@ -93,8 +90,16 @@ class Bridge:
         except BaseException:
             with self._lock:
                 if self._line is line and line.opened.done():
-                    self._line = None
+                    self._forget(line)
             raise
+        return line
+
+    def _forget(self, line: _Line | None) -> _Line | None:
+        """Make room for another line. The lock is held."""
+        self._line = None
+        if self._end is not None:
+            self._end.detach()
+            self._end = None
         return line
 
     def _after_fork(self) -> None:

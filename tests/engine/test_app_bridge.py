@@ -8,7 +8,8 @@ import signal
 import subprocess
 import sys
 import threading
-from concurrent.futures import ThreadPoolExecutor
+import weakref
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, cast
 
 import pytest
@@ -168,6 +169,15 @@ def test_many_that_call_while_it_stops_get_an_answer_or_an_error(bridge: Bridge)
         assert sum(answer.result(10) for answer in answers) > 0
 
 
+def waits_for_a_future(thread: int) -> bool:
+    frame = sys._current_frames().get(thread)
+    while frame is not None:
+        if frame.f_code is Future.result.__code__:
+            return True
+        frame = frame.f_back
+    return False
+
+
 def test_an_interrupt_from_the_keyboard_cancels_the_work(bridge: Bridge) -> None:
     started, cancelled = threading.Event(), threading.Event()
     main = threading.main_thread()
@@ -182,6 +192,8 @@ def test_an_interrupt_from_the_keyboard_cancels_the_work(bridge: Bridge) -> None
 
     def press() -> None:
         started.wait(10)
+        while not waits_for_a_future(main.ident or 0):
+            pass
         signal.pthread_kill(main.ident or 0, signal.SIGINT)
 
     finger = threading.Thread(target=press)
@@ -202,6 +214,20 @@ def test_a_forgotten_bridge_takes_its_thread_with_it() -> None:
     thread.join(10)
     assert not thread.is_alive()
     assert places.made[0].closed
+
+
+def test_calls_that_fail_leave_nothing_behind() -> None:
+    places = Places(*[True] * 5)
+    bridge = Bridge(places)
+    for _ in range(5):
+        with pytest.raises(StoreUnavailable):
+            bridge.run(whoami, "")
+    assert not bridge.running
+    gone = [weakref.ref(place) for place in places.made]
+    places.made.clear()
+    gc.collect()
+    # The last one may still be seen from the exception that pytest keeps.
+    assert sum(place() is not None for place in gone) <= 1
 
 
 PROGRAM = """
@@ -245,6 +271,29 @@ assert bridge.run(answer, '') == first
     assert run_program(forked) == [
         "open True", "open False", "close False", "close True",
     ]  # fmt: skip
+
+
+def test_a_lock_that_another_thread_holds_at_a_fork_is_not_inherited() -> None:
+    forked = """
+held, release = threading.Event(), threading.Event()
+def hold():
+    with bridge._lock:
+        held.set()
+        release.wait()
+bridge.run(answer, '')
+holder = threading.Thread(target=hold)
+holder.start()
+held.wait()
+child = os.fork()
+if not child:
+    sys.stdout = open(os.devnull, "w")
+    bridge.run(answer, '')
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+release.set()
+holder.join()
+"""
+    assert run_program(forked) == ["open True", "close True"]
 
 
 def test_a_fork_while_another_thread_calls_leaves_no_lock_behind() -> None:
