@@ -286,7 +286,7 @@ class Moves:
             if holder == job.id:
                 continue
             if not self.careful:
-                # The job may be stored already, under a key that was another's since: ids come first.
+                # It may be stored already, under a key that is another's since: ids come first.
                 raise Careful
             if digest != job.digest and not lenient:
                 self.connection.execute("ROLLBACK TO keyed")

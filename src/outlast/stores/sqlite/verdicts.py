@@ -144,7 +144,7 @@ class _Batch:
             self.gone.append((seq, token))
             return
         keep = None if state == DEAD else job.keep
-        # What would have come back but for a cancel request was cancelled, whatever its last run did.
+        # What would have come back but for a cancel request was cancelled, whatever it did last.
         failure = verdict.failure if verdict.kind in ("dead", "cancelled") else None
         failure = failure or Failure(kind="cancelled")
         failed, crashed = _counted(verdict)

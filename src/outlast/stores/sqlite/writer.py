@@ -46,6 +46,9 @@ _log = logging.getLogger(__name__)
 
 GROUP = 2000
 """Rows in one transaction, roughly: beyond that the others have waited long enough."""
+GLANCE = 0.02
+"""Seconds for which it is believed that the disk has room and that the files are still ours, before
+a commit. After it, and before it is answered, they are looked at each time."""
 LOCK_WAIT = 30.0
 PAGE = 4096
 CHECKPOINT_PAGES = 2000
@@ -85,6 +88,7 @@ class Writer:
         self._strikes = 0
         self._pages = 0
         self._checkpointed = 0
+        self._room_until = self._seen_until = 0.0
         self._now_synchronous = self._synchronous
         self._connection = self._open()
         self._sound = True
@@ -196,8 +200,12 @@ class Writer:
     def _refuse_if_full(self, group: list[Op[Any]]) -> list[Op[Any]]:
         """Without room, new jobs are refused, so that those accepted can be settled; the rest."""
         adds = [op for op in group if op.jobs is not None]
+        now = time.monotonic()
+        if not adds or now < self._room_until:
+            return group
         pending = max(0, self._pages - self._checkpointed) * PAGE
-        if not adds or self._ballast.room(pending):
+        if self._ballast.room(pending):
+            self._room_until = now + GLANCE
             return group
         error = StoreFull(
             f"the disk of {self._path} is nearly full; new jobs are refused so that those accepted"
@@ -216,7 +224,8 @@ class Writer:
         while True:
             self._begin()
             try:
-                self._identity.check()
+                if time.monotonic() > self._seen_until:
+                    self._identity.check()
                 moves.begin(careful=careful)
                 done = 0
                 for op in group if careful else self._merge_adds(group):
@@ -242,6 +251,7 @@ class Writer:
             self._identity.check()
         except StoreUnavailable as error:
             raise Doubtful(error) from error
+        self._seen_until = time.monotonic() + GLANCE
         return done
 
     def _merge_adds(self, group: Sequence[Op[Any]]) -> list[Op[Any]]:
