@@ -12,7 +12,13 @@ import stat
 import sys
 from pathlib import Path
 
-from outlast.errors import ConfigurationError, DurabilityError, StoreFull, StoreUnavailable
+from outlast.errors import (
+    ConfigurationError,
+    DurabilityError,
+    StoreDamaged,
+    StoreFull,
+    StoreUnavailable,
+)
 from outlast.store import Durability
 
 __all__ = [
@@ -35,6 +41,8 @@ NETWORK = frozenset(
     "nfs nfs4 cifs smb smb2 smb3 smbfs 9p afs ceph lustre gpfs virtiofs glusterfs fuse.sshfs"
     " fuse.glusterfs fuse.s3fs fuse.rclone davfs beegfs orangefs ocfs2 gfs2".split()
 )
+SMALLEST = 512
+"""Bytes of the smallest database there is: one page of the smallest size."""
 MOUNTS = "/proc/self/mountinfo"
 BALLAST = 10 << 20
 """Bytes of disk that are kept back so that a full disk still lets work be settled.
@@ -97,6 +105,9 @@ def _look_at(path: str, found: os.stat_result) -> None:
         raise ConfigurationError(f"{path} is not a plain file")
     _refuse_open_folder(os.path.dirname(path))
     _refuse_foreign(path, found)
+    if 0 < found.st_size < SMALLEST:
+        # SQLite would take it for an empty one and make a new store of it.
+        raise StoreDamaged(f"{path} is damaged or not a database ({found.st_size} bytes)")
     if not os.access(path, os.R_OK | os.W_OK):
         raise StoreUnavailable(f"{path} can't be read and written by this user")
     if found.st_size == 0 and _is_ours(found):
