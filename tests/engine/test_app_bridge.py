@@ -197,9 +197,14 @@ def test_an_interrupt_from_the_keyboard_cancels_the_work(bridge: Bridge) -> None
         signal.pthread_kill(main.ident or 0, signal.SIGINT)
 
     finger = threading.Thread(target=press)
-    finger.start()
-    with pytest.raises(KeyboardInterrupt):
-        bridge.run(wait, "")
+    # In the background of a shell the signal is ignored, unless someone asks for it.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        finger.start()
+        with pytest.raises(KeyboardInterrupt):
+            bridge.run(wait, "")
+    finally:
+        signal.signal(signal.SIGINT, before)
     finger.join()
     assert cancelled.wait(10)
 
