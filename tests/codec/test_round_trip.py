@@ -192,6 +192,17 @@ def test_nested_kinds_come_back(data: st.DataObject) -> None:
     assert carries(tuple[list[one], dict[int, other], Box[one] | None], value)  # type: ignore[valid-type]
 
 
+def test_a_field_that_was_set_by_hand_comes_back_as_set() -> None:
+    counted = Counted("abc")
+    counted.length = 7
+    assert carries(Counted, counted)
+
+
+@pytest.mark.parametrize("value", [{"str": 5}, {"Decimal": 5}, {}, "a", Decimal(1)], ids=repr)
+def test_a_dict_that_looks_like_a_member_of_the_union(value: Any) -> None:
+    assert carries(str | Decimal | dict[str, int], value)
+
+
 class TestTheListOfCase36:
     """Tuples as lists, int keys as texts, dates as datetimes: what goes wrong elsewhere."""
 
