@@ -116,6 +116,13 @@ class IntBox(Box[int], Generic[T]):
     other: list[T]
 
 
+@dataclasses.dataclass
+class ListBox(Box[int], Generic[T]):
+    """Its T is another one than its base's, and its item another one too."""
+
+    item: list[T]  # type: ignore[assignment]
+
+
 @attrs.define
 class Parcel:
     weight: float

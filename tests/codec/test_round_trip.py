@@ -26,6 +26,7 @@ from tests.codec.shapes import (
     IntBox,
     Label,
     Level,
+    ListBox,
     Movie,
     Names,
     Node,
@@ -190,6 +191,11 @@ def test_nested_kinds_come_back(data: st.DataObject) -> None:
         None,
     )
     assert carries(tuple[list[one], dict[int, other], Box[one] | None], value)  # type: ignore[valid-type]
+
+
+def test_a_variable_of_a_class_is_not_its_base_s() -> None:
+    assert carries(ListBox, ListBox(["a", 1]))
+    assert carries(ListBox[Decimal], ListBox([Decimal(1)]))
 
 
 def test_a_field_that_was_set_by_hand_comes_back_as_set() -> None:

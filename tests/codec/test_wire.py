@@ -70,6 +70,7 @@ FORMS: list[tuple[Any, Any, str]] = [
     (int | None, None, "null"),
     (int | str | None, "a", '"a"'),
     (int | float, 1.0, "1.0"),
+    (Literal["auto"] | str, "auto", '"auto"'),
     (int | Decimal, Decimal(1), '"1"'),
     (str | Decimal, "a", '{"str":"a"}'),
     (str | Decimal, Decimal(1), '{"Decimal":"1"}'),
