@@ -91,6 +91,15 @@ async def test_higher_priority_first(store: FullStore) -> None:
     assert ids(await take(store)) == ["high", "second", "ten", "nine", "normal", "low"]
 
 
+async def test_a_limit_takes_the_first_in_order(store: FullStore) -> None:
+    """Not the first that were added, put into order afterwards."""
+    await add(store, job("low", priority=-1), job("other", task="t2"), job("ranked", rank=b"a"))
+    await add(store, job("normal"), job("high", priority=1), job("highest", priority=2, task="t2"))
+    found = [ids(await take(store, 1, tasks=(None, "t2"))) for _ in range(6)]
+    order = ["highest", "high", "other", "normal", "ranked", "low"]
+    assert found == [[id] for id in order]
+
+
 async def test_lower_rank_first_compared_as_bytes(store: FullStore) -> None:
     ranks = [b"\xff", b"b", b"", b"a\x00", b"a", b"\x00"]
     await add(store, *(job(f"r{rank.hex()}", rank=rank) for rank in ranks))

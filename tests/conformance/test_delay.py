@@ -70,6 +70,16 @@ async def test_due_ones_come_before_immediate_ones_by_moment(
     assert ids(await take(store)) == order
 
 
+async def test_what_is_due_a_little_later_is_not_due_yet(
+    store: FullStore, clock: FakeClock
+) -> None:
+    await add(store, job("now", delay=10), job("soon", delay=10.25))
+    clock.advance(10)
+    assert ids(await take(store)) == ["now"]
+    clock.advance(0.25)
+    assert ids(await take(store)) == ["soon"]
+
+
 async def test_the_same_moment_goes_by_time_of_adding(store: FullStore, clock: FakeClock) -> None:
     moment = clock.now() + 5
     order = await add(store, *(job(f"{n}", run_at=moment) for n in (3, 1, 2)))

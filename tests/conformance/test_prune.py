@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from tests.conformance.steps import OOPS, add, get, ids, job, start, take
 
-from outlast.job import DAY, Status, cancelled, dead, done, retry
+from outlast.job import DAY, Death, Status, cancelled, dead, done, retry
 
 if TYPE_CHECKING:
     from tests.conformance.conftest import Place
@@ -46,6 +46,15 @@ async def test_the_dead_stay(store: FullStore, clock: FakeClock) -> None:
     clock.advance(1000 * DAY)
     assert await store.prune(100) == 0
     assert (await get(store, "a")).failure == OOPS
+
+
+async def test_those_that_died_with_their_worker_stay(store: FullStore, clock: FakeClock) -> None:
+    await add(store, job("a", keep=5, max_crashes=1))
+    await take(store, worker="w2")
+    await store.recover_worker("w2", Death(started=frozenset({"a"}), alone=True))
+    clock.advance(1000 * DAY)
+    assert await store.prune(100) == 0
+    assert (await get(store, "a")).status is Status.DEAD
 
 
 async def test_cancelled_jobs_go(store: FullStore, clock: FakeClock) -> None:
