@@ -204,13 +204,17 @@ class Writer:
         if not adds or now < self._room_until:
             return group
         pending = max(0, self._pages - self._checkpointed) * PAGE
-        if self._ballast.room(pending):
-            self._room_until = now + GLANCE
-            return group
-        error = StoreFull(
-            f"the disk of {self._path} is nearly full; new jobs are refused so that those accepted"
-            " can be settled. Nothing was stored"
-        )
+        error: StoreUnavailable
+        try:
+            if self._ballast.room(pending):
+                self._room_until = now + GLANCE
+                return group
+            error = StoreFull(
+                f"the disk of {self._path} is nearly full; new jobs are refused so that those"
+                " accepted can be settled. Nothing was stored"
+            )
+        except StoreUnavailable as found:
+            error = found
         self._fail(adds, error)
         return [op for op in group if op.jobs is None]
 
