@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from outlast import StoreClosed, StoreUnavailable
-from outlast.bridge import Bridge, Interrupted
+from outlast.bridge import Bridge, Interrupted, _Line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -221,6 +221,16 @@ def test_a_forgotten_bridge_takes_its_thread_with_it() -> None:
     assert places.made[0].closed
 
 
+def test_stopping_a_loop_that_has_ended_by_itself() -> None:
+    """As when the app is closed while the store fails to open."""
+    line = _Line(cast("Store", Place(fails=True)))
+    assert isinstance(line.opened.exception(10), StoreUnavailable)
+    line._thread.join(10)
+    line.stop()
+    with pytest.raises(StoreClosed, match="nothing was sent"):
+        line.submit(whoami)
+
+
 def test_calls_that_fail_leave_nothing_behind() -> None:
     places = Places(*[True] * 5)
     bridge = Bridge(places)
@@ -282,7 +292,7 @@ def test_a_lock_that_another_thread_holds_at_a_fork_is_not_inherited() -> None:
     forked = """
 held, release = threading.Event(), threading.Event()
 def hold():
-    with bridge._lock:
+    with bridge._lock, bridge._line._lock:
         held.set()
         release.wait()
 bridge.run(answer, '')
@@ -293,7 +303,7 @@ child = os.fork()
 if not child:
     sys.stdout = open(os.devnull, "w")
     bridge.run(answer, '')
-    os._exit(0)
+    sys.exit(0)
 assert os.waitpid(child, 0)[1] == 0
 release.set()
 holder.join()
