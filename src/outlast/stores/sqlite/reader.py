@@ -121,9 +121,15 @@ class Reader:
             self._reads = Reads(self._connect(), self._namespace)
             self._reads.connection.set_busy_timeout(5000)
             self._sound = True
+        connection = self._reads.connection
         # One snapshot for all statements of a call.
-        with self._reads.connection:
+        connection.execute("BEGIN")
+        try:
             return run(self._reads)
+        finally:
+            # SQLite has ended it by itself after some errors.
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
 
 
 def _settle_future(future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
