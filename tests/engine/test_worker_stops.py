@@ -119,6 +119,28 @@ async def test_claims_in_flight_at_the_stop_go_back(rig: Rig) -> None:
     assert gate.ran == []
 
 
+async def test_what_was_claimed_ahead_goes_back_at_the_stop(rig: Rig) -> None:
+    gate = Gate(rig)
+
+    @rig.app.task(name="tick")
+    async def tick() -> None:
+        rig.clock.advance(0.001)
+
+    for _ in range(200):
+        await tick.enqueue()
+    ids = await enqueue(gate, 40)
+    worker = rig.make(grace=30, concurrency=2)
+    running = asyncio.ensure_future(worker.run())
+    await until(lambda: len(gate.running) == 2)
+    held = await rig.ledger.find(status=[Status.RUNNING])
+    assert len(held) > 2, "some were claimed ahead"
+    gate.open.set()
+    worker.stop()
+    await running
+    jobs = [await rig.job(id) for id in ids]
+    assert {(job.status, job.attempt) for job in jobs} == {(Status.DONE, 1), (Status.QUEUED, 0)}
+
+
 async def test_a_task_that_swallows_the_cancel_is_left_behind(
     rig: Rig, caplog: pytest.LogCaptureFixture
 ) -> None:
