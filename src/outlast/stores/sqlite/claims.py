@@ -186,7 +186,7 @@ def _pick(
     chosen: dict[int, str | None] = {}
     while True:
         rows = [seq for seq in source(limit) if seq not in chosen]
-        of_lane = dict(fetch(moves.connection, _LANES, dump(rows).decode()))
+        of_lane = _lanes_of(moves, rows)
         held = []
         for seq in rows[: limit - len(chosen)]:
             lane = of_lane[seq]
@@ -197,6 +197,16 @@ def _pick(
         if not held:
             return list(chosen)
         moves.connection.execute(_HOLD, (dump(held).decode(),))
+
+
+def _lanes_of(moves: Moves, rows: Sequence[int]) -> dict[int, str | None]:
+    try:
+        return dict(fetch(moves.connection, _LANES, dump(rows).decode()))
+    except UnicodeDecodeError:
+        if len(rows) > 1:
+            return {seq: lane for row in rows for seq, lane in _lanes_of(moves, [row]).items()}
+        # Its lane is what is damaged: it is claimed, found out as damaged, and buried.
+        return {rows[0]: None}
 
 
 def _free(moves: Moves, lane: str, seq: int, chosen: Mapping[int, str | None]) -> bool:
