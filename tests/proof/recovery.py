@@ -66,6 +66,11 @@ def recovery_rounds(rounds: int, seed: int) -> Toll:
             for done in range(rounds):
                 in_child(lambda: enqueue_slow(0.2), 20)
                 _one_kill(witness, rig, workers, dice.uniform(0.0, 0.1))
+                starts = 2 * done + 2
+                until(lambda n=starts: _count(witness, "start") == n, 5, "it runs elsewhere")  # type: ignore[misc]
+                # Only now: whoever opens the store recovers what the dead one held.
+                child = fork(work)
+                workers[child.pid] = child
                 ends = done + 1
                 until(lambda n=ends: _count(witness, "end") == n, 20, "it ends elsewhere")  # type: ignore[misc]
             rig.write("calm")
@@ -87,7 +92,7 @@ def recovery_rounds(rounds: int, seed: int) -> Toll:
 
 
 def _one_kill(witness: Path, rig: Journal, workers: dict[int, Child], pause: float) -> None:
-    """Kill whoever has begun the last job, and put a fresh worker in its place."""
+    """Kill whoever has begun the last job."""
     before = _count(witness, "end")
 
     def running() -> int:
@@ -101,8 +106,6 @@ def _one_kill(witness: Path, rig: Journal, workers: dict[int, Child], pause: flo
         raise RuntimeError("the job ended before the kill")
     rig.write("kill", target=victim)
     workers.pop(victim).kill()
-    child = fork(work)
-    workers[child.pid] = child
 
 
 def _count(witness: Path, kind: str) -> int:

@@ -6,11 +6,13 @@ import asyncio
 import os
 from typing import TYPE_CHECKING
 
+import apsw
 import pytest
-from tests.proof.faults import flip_bits, in_process
+from tests.proof.faults import flip_bits, in_process, memo
 from tests.proof.oom import starve
 from tests.proof.processes import fork, in_child
 from tests.proof.recovery import enqueue_slow
+from tests.proof.stage import QUEUE, Stage
 from tests.proof.stores import sqlite_store
 
 from outlast.job import Status
@@ -51,8 +53,32 @@ def test_m1_without_file_descriptors_opening_is_refused_and_works_later() -> Non
 def test_s6_a_flipped_bit_is_noticed_and_the_rest_goes_on(tmp_path: Path) -> None:
     seen = flip_bits(tmp_path, flips=120, seed=1)
     assert seen.notes.get("wrong payload", 0) == 0
-    assert seen.notes["job buried"] > 20, "one job is buried, the other 149 have run"
+    buried = seen.notes["job buried"]
+    assert buried > 20, "one job is buried, the other 149 have run"
     assert seen.notes.get("unnoticed", 0) <= 3
+
+
+@pytest.mark.parametrize("column", ["payload", "opts", "key", "lane", "id"])
+async def test_s6_text_that_is_none_any_more_buries_its_job_alone(
+    column: str, tmp_path: Path
+) -> None:
+    store = sqlite_store(tmp_path / "proof.db")
+    await store.open()
+    stage = Stage(store, memo())
+    hurt = stage.job(key="k", lane="l")
+    await stage.add([hurt])
+    others = await stage.add([stage.job() for _ in range(5)])
+    connection = apsw.Connection(str(tmp_path / "proof.db"))
+    kind = "BLOB" if column == "payload" else "TEXT"
+    text = f"UPDATE jobs SET {column} = CAST(x'22b022' AS {kind}) WHERE id = ?"
+    connection.execute(text, (hurt.id,))
+    connection.close()
+    claims = await store.claim([QUEUE], [QUEUE], 10, 15.0, "w")
+    assert [claim.job.id for claim in claims] == others
+    depth = await store.depth(QUEUE)
+    assert (depth.running, depth.dead) == (5, 1)
+    assert await store.claim([QUEUE], [QUEUE], 10, 15.0, "w") == []
+    await store.close()
 
 
 @pytest.mark.needs("cut")

@@ -1,0 +1,304 @@
+"""The bugs, one row each: what a hurried hand could break, and who has to see it."""
+
+from __future__ import annotations
+
+from tests.proof.mutants.plant import Bug
+
+__all__ = ["BUGS"]
+
+CONFORMANCE = "tests/conformance"
+ENGINE = "tests/engine"
+REPLAY = "tests/proof/test_replay.py::test_a_power_cut_after_any_operation_loses_nothing"
+NTH = "tests/proof/test_nth.py::test_failed_syncs_are_never_acknowledged"
+FAULTS = "tests/proof/test_faults.py"
+
+WRITER, STORE = "stores/sqlite/writer.py", "stores/sqlite/store.py"
+SCHEMA, MOVES = "stores/sqlite/schema.py", "stores/sqlite/moves.py"
+CLAIMS, VERDICTS = "stores/sqlite/claims.py", "stores/sqlite/verdicts.py"
+UPKEEP = "stores/sqlite/upkeep.py"
+
+
+def conformance(*names: str) -> tuple[str, ...]:
+    """Files of the conformance suite, for the SQLite store alone."""
+    return ("-k", "sqlite", *(f"{CONFORMANCE}/test_{name}.py" for name in names))
+
+
+def engine(file: str, *tests: str) -> tuple[str, ...]:
+    return tuple(f"{ENGINE}/{file}.py::{test}" for test in tests) or (f"{ENGINE}/{file}.py",)
+
+
+STORE_BUGS = (
+    Bug(
+        "answers before the commit",
+        WRITER,
+        '                self._connection.execute("COMMIT")\n',
+        '                deliver(group)\n                self._connection.execute("COMMIT")\n',
+        (NTH,),
+    ),
+    Bug(
+        "NORMAL instead of FULL",
+        SCHEMA,
+        "Durability.PROCESS: 1}.get(durability, 2)",
+        "Durability.PROCESS: 1}.get(durability, 1)",
+        (f"{REPLAY}[add]",),
+    ),
+    Bug(
+        "settles without a sync",
+        STORE,
+        "partial(settle, verdicts=verdicts), synced=True",
+        "partial(settle, verdicts=verdicts), synced=False",
+        (f"{REPLAY}[claim]",),
+    ),
+    Bug(
+        "adds without a sync",
+        STORE,
+        "return Op(partial(Moves.add_alike, jobs=jobs), True,",
+        "return Op(partial(Moves.add_alike, jobs=jobs), False,",
+        (f"{REPLAY}[add]",),
+    ),
+    Bug(
+        "stays at NORMAL once a claim was made",
+        WRITER,
+        "        if level == self._now_synchronous:",
+        "        if level >= self._now_synchronous:",
+        (f"{REPLAY}[claim]",),
+    ),
+    Bug(
+        "no receipt check",
+        VERDICTS,
+        '_OURS = " AND jobs.receipt = +v.r AND jobs.state = 3"',
+        '_OURS = " AND jobs.state = 3"',
+        conformance("settle", "recover"),
+    ),
+    Bug(
+        "receipts of zeros",
+        CLAIMS,
+        "    token = chance.token()\n",
+        "    token = bytes(16)\n",
+        conformance("claim_order"),
+    ),
+    Bug(
+        "recovers what has not run out",
+        UPKEEP,
+        "state = 3 AND lease <= ? AND space",
+        "state = 3 AND lease <= ? + 1e9 AND space",
+        conformance("recover"),
+    ),
+    Bug(
+        "keys of ended jobs are never freed",
+        MOVES,
+        "        if keyed:\n            self.values(_FREE_KEYS",
+        "        if keyed and not self:\n            self.values(_FREE_KEYS",
+        conformance("keys"),
+    ),
+    Bug(
+        "a crash is not counted",
+        UPKEEP,
+        '        crashes += fate == "crash"\n',
+        "        crashes += 0\n",
+        conformance("crashes"),
+    ),
+    Bug(
+        "priority ignored under a limit",
+        CLAIMS,
+        '_ORDER = " ORDER BY priority DESC, rank, due, seq LIMIT ?"',
+        '_ORDER = " ORDER BY rank, due, seq LIMIT ?"',
+        conformance("claim_order"),
+    ),
+    Bug(
+        "no bell after a commit",
+        WRITER,
+        "            if news:\n                self._committed(news)\n",
+        "",
+        conformance("wait"),
+    ),
+    Bug(
+        "closing takes the bell away before it rang",
+        STORE,
+        "        self._writer = self._reader = None\n        if writer is None",
+        "        self._writer = self._reader = self._bell = None\n        if writer is None",
+        (f"{FAULTS}::test_a_job_added_by_a_process_that_ends_at_once_wakes_an_idle_worker",),
+    ),
+    Bug(
+        "a renewal extends nothing",
+        UPKEEP,
+        '") UPDATE jobs SET lease = ? FROM v"',
+        '") UPDATE jobs SET lease = min(lease, ?) FROM v"',
+        conformance("renew"),
+    ),
+    Bug(
+        "starts are not counted",
+        CLAIMS,
+        "attempt = attempt + 1 WHERE",
+        "attempt = attempt + 0 WHERE",
+        conformance("claim_order"),
+    ),
+    Bug(
+        "a lane is not held by the job that runs",
+        CLAIMS,
+        '    " AND (state = 3 OR state < 3 AND attempt > 0))"',
+        '    " AND (state < 3 AND attempt > 0))"',
+        conformance("lanes"),
+    ),
+    Bug(
+        "one more than the capacity",
+        MOVES,
+        "            if queued + more > capacity:",
+        "            if queued + more > capacity + 1:",
+        conformance("capacity"),
+    ),
+    Bug(
+        "the digest is not looked at",
+        CLAIMS,
+        "            if crc(line, job.id, job.payload, row[6]) != row[4]:",
+        "            if row[4] is None:",
+        (f"{FAULTS}::test_s6_a_flipped_bit_is_noticed_and_the_rest_goes_on",),
+    ),
+    Bug(
+        "one row of bad text stops the queue",
+        CLAIMS,
+        "except (msgspec.MsgspecError, UnicodeDecodeError, apsw.SQLError):",
+        "except msgspec.MsgspecError:",
+        (f"{FAULTS}::test_s6_text_that_is_none_any_more_buries_its_job_alone",),
+    ),
+    Bug(
+        "delayed jobs come too soon",
+        CLAIMS,
+        '_DUE = "SELECT seq, line FROM jobs WHERE state = 0 AND due <= ? ',
+        '_DUE = "SELECT seq, line FROM jobs WHERE state = 0 AND due <= ? + 1 ',
+        conformance("delay"),
+    ),
+    Bug(
+        "a repeated add replaces the job",
+        MOVES,
+        '_ONCE = " ON CONFLICT (id, space) DO NOTHING"',
+        '_ONCE = " ON CONFLICT (id, space) DO UPDATE SET payload = excluded.payload"',
+        conformance("add"),
+    ),
+    Bug(
+        "the dead are pruned like the done",
+        MOVES,
+        "gone_at = CASE WHEN ?2 <> 5 THEN",
+        "gone_at = CASE WHEN ?2 <> 9 THEN",
+        conformance("prune", "crashes"),
+    ),
+    Bug(
+        "a migration's version is written after its commit",
+        SCHEMA,
+        '                connection.pragma("user_version", version + 1)\n'
+        '                connection.execute("COMMIT")\n',
+        '                connection.execute("COMMIT")\n'
+        '                connection.pragma("user_version", version + 1)\n',
+        (
+            "tests/proof/test_replay.py::test_a_power_cut_in_a_migration_leaves_the_old_schema_or"
+            "_the_new",
+        ),
+    ),
+    Bug(
+        "new work is accepted until the disk is full",
+        WRITER,
+        "        if not adds or self._ballast.room(pending):",
+        "        if not adds or pending >= 0:",
+        (
+            f"{FAULTS}::test_s4_on_a_full_disk_new_work_is_refused_and_all_that_was_accepted_is"
+            "_settled",
+        ),
+    ),
+    Bug(
+        "a failed commit is called certain",
+        WRITER,
+        "uncertain=isinstance(error, apsw.IOError | apsw.CorruptError)",
+        "uncertain=False",
+        ("tests/proof/test_nth.py",),
+    ),
+    Bug(
+        "a paused queue is served",
+        CLAIMS,
+        '    " AND queue NOT IN (SELECT queue FROM pauses WHERE space = ?1)"\n',
+        "",
+        conformance("pause"),
+    ),
+    Bug(
+        "a cancel asked for is forgotten",
+        UPKEEP,
+        '_ASK = "UPDATE jobs SET cancel = 1 WHERE seq = ?"',
+        '_ASK = "UPDATE jobs SET cancel = 0 WHERE seq = ?"',
+        conformance("cancel"),
+    ),
+)
+
+WORKER_BUGS = (
+    Bug(
+        "verdicts are dropped while the store is away",
+        "worker/settle.py",
+        "                await self._clock.sleep(pause)\n",
+        "                return\n",
+        engine("test_worker_keeps", "test_verdicts_wait_for_a_store_that_is_away"),
+    ),
+    Bug(
+        "leases are not renewed",
+        "worker/renew.py",
+        "            claim for id, claim in held.items() if self._seen.get(id) is claim or"
+        " id in self._notes\n",
+        "            claim for id, claim in held.items() if id in self._notes\n",
+        engine("test_worker_keeps", "test_a_lease_is_kept_as_long_as_the_job_runs"),
+    ),
+    Bug(
+        "a run whose claim was lost goes on",
+        "worker/crew.py",
+        "        if run is not None:\n            self._interrupt(run, lost.reason)\n",
+        "        if run is not None:\n",
+        engine("test_worker_keeps", "test_what_was_taken_over_is_cancelled_and_not_settled"),
+    ),
+    Bug(
+        "suspects run beside others",
+        "worker/crew.py",
+        "            elif job.suspect:\n",
+        "            elif job.suspect and self.closed:\n",
+        engine("test_worker_runs", "test_suspects_run_alone_and_the_others_go_on"),
+    ),
+    Bug(
+        "a stop forgets what was claimed ahead",
+        "worker/worker.py",
+        "                crew.close()\n",
+        "                crew.closed = True\n",
+        engine("test_worker_stops"),
+    ),
+    Bug(
+        "nobody looks for dead neighbours",
+        "worker/tend.py",
+        "            for worker, death in dead(store.lifelines):\n",
+        "            for worker, death in dead(store.lifelines)[:0]:\n",
+        ("tests/proof/test_kill.py::test_a_killed_workers_job_starts_again_within_a_second",),
+    ),
+    Bug(
+        "after an outage all leases count as over",
+        "worker/side.py",
+        "        return now >= self._quiet_until\n",
+        "        return True\n",
+        engine("test_worker_keeps"),
+    ),
+    Bug(
+        "one attempt too many",
+        "execution.py",
+        "    if job.failures + 1 >= job.max_attempts:\n",
+        "    if job.failures >= job.max_attempts:\n",
+        engine("test_execution"),
+    ),
+    Bug(
+        "the supervisor says nothing of a death",
+        "worker/supervisor.py",
+        '        self._write_cause(child, number, exit_code, "")\n',
+        "",
+        engine("test_supervisor"),
+    ),
+    Bug(
+        "a job is not marked when it starts",
+        "lifeline.py",
+        "        _SLOT.pack_into(held, at, key, _ALONE if alone else _BESIDE)\n",
+        "",
+        engine("test_lifeline"),
+    ),
+)
+
+BUGS = STORE_BUGS + WORKER_BUGS
