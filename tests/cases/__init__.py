@@ -1,0 +1,1 @@
+"""Faults from the field, each with one right answer; named by their numbers."""

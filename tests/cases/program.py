@@ -1,0 +1,71 @@
+"""The tasks of the cases: each says when it starts and when it ends, in a log shared by all."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from pathlib import Path
+
+from outlast import Outlast, RetryPolicy, current
+
+__all__ = ["LOG", "NEW_KIND", "app", "make"]
+
+LOG = "CASES_LOG"
+NEW_KIND = "CASES_NEW_KIND"
+
+
+def say(what: str) -> None:
+    job = current()
+    line = f"{what} {job.id} {job.attempt} {os.getpid()} {time.monotonic()}\n"
+    descriptor = os.open(os.environ[LOG], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    os.write(descriptor, line.encode())
+    os.close(descriptor)
+
+
+def make(url: str | None = None) -> Outlast:
+    """The program; with ``CASES_NEW_KIND`` in the environment it knows one task more."""
+    app = Outlast(url)
+
+    @app.task(name="instant")
+    async def instant(number: int = 0) -> int:
+        say("start")
+        say("end")
+        return number
+
+    @app.task(name="until", retry=RetryPolicy(attempts=2))
+    async def until(name: str) -> int:
+        """At work until a file of that name is there."""
+        say("start")
+        while not await asyncio.to_thread(Path(name).exists):
+            await asyncio.sleep(0.01)
+        say("end")
+        return os.getpid()
+
+    @app.task(name="nap")
+    async def nap(seconds: float) -> None:
+        say("start")
+        await asyncio.sleep(seconds)
+        say("end")
+
+    @app.task(name="raises", retry=RetryPolicy(attempts=2, delay=0.0))
+    async def raises() -> None:
+        say("start")
+        raise ValueError("no")
+
+    @app.task(name="kills")
+    async def kills() -> None:
+        say("start")
+        os._exit(137)
+
+    if os.environ.get(NEW_KIND):
+
+        @app.task(name="new-kind")
+        async def new_kind(number: int) -> None:
+            say("start")
+            say("end")
+
+    return app
+
+
+app = make()

@@ -1,0 +1,192 @@
+"""One store in a folder, workers of the command line, and the log that the tasks write."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from tests.cases.program import LOG, make
+from tests.proof.patience import until
+
+from outlast.access import ledger_of
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from outlast import Outlast
+    from outlast.job import Job, Status
+    from outlast.store import Ledger
+
+__all__ = ["FULL", "Rig", "Said", "scaled"]
+
+T = TypeVar("T")
+ROOT = Path(__file__).parents[2]
+FULL = bool(os.environ.get("OUTLAST_FULL_CASES"))
+"""Whether the cases run with the counts and waits in which they were reported."""
+
+
+def scaled(full: T, short: T) -> T:
+    """The full number, or the one that CI has the time for."""
+    return full if FULL else short
+
+
+class Said(NamedTuple):
+    """A line of the log."""
+
+    what: str
+    id: str
+    attempt: int
+    pid: int
+    at: float
+
+
+class Rig:
+    """What every case works with."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.url = f"sqlite:///{folder / 'case.db'}"
+        self.log = folder / "log"
+        self.workers: list[subprocess.Popen[bytes]] = []
+        os.environ[LOG] = str(self.log)
+
+    # -- the store
+
+    def run(self, work: Callable[[Outlast], Awaitable[T]]) -> T:
+        """Do something with the app open, in an event loop of its own."""
+
+        async def opened() -> T:
+            app = make(self.url)
+            async with app:
+                return await work(app)
+
+        return asyncio.run(opened())
+
+    def enqueue(self, *calls: tuple[Any, ...], **using: Any) -> list[str]:
+        """Store calls given as (task, *arguments), all or none; their ids."""
+
+        async def work(app: Outlast) -> list[str]:
+            made = [app.tasks[name].using(**using).call(*args) for name, *args in calls]
+            return [handle.id for handle in await app.enqueue_many(made)]
+
+        return self.run(work)
+
+    def ledger(self, work: Callable[[Ledger], Awaitable[T]]) -> T:
+        async def through(app: Outlast) -> T:
+            return await work(ledger_of(app.store))
+
+        return self.run(through)
+
+    def job(self, id: str) -> Job:
+        (found,) = self.ledger(lambda ledger: ledger.get([id]))
+        assert found is not None
+        return found
+
+    def until_up(self) -> None:
+        """Wait until every worker that was started has said that it is ready."""
+        until(self._all_up, 20.0, "all workers are up")
+
+    def _all_up(self) -> bool:
+        return self.workers_said.count("accepted jobs survive") >= len(self.workers)
+
+    def statuses(self, ids: Sequence[str]) -> Counter[Status]:
+        jobs = self.ledger(lambda ledger: ledger.get(ids))
+        return Counter(job.status for job in jobs if job is not None)
+
+    def until_ended(self, ids: Sequence[str], seconds: float = 30.0) -> None:
+        """Wait until all of them have ended."""
+
+        async def work(app: Outlast) -> None:
+            ledger, left = ledger_of(app.store), set(ids)
+            async with asyncio.timeout(seconds):
+                while left:
+                    left -= {job.id for job in await ledger.finished(sorted(left), seconds)}
+
+        self.run(work)
+
+    # -- the log
+
+    def said(self, what: str, id: str | None = None) -> list[Said]:
+        if not self.log.exists():
+            return []
+        found = []
+        for line in self.log.read_text().splitlines():
+            word, its_id, attempt, pid, at = line.split()
+            if word == what and id in (None, its_id):
+                found.append(Said(word, its_id, int(attempt), int(pid), float(at)))
+        return found
+
+    def starts(self, ids: Sequence[str]) -> list[int]:
+        """How often each was started."""
+        counts = Counter(line.id for line in self.said("start"))
+        return [counts[id] for id in ids]
+
+    def ends(self, ids: Sequence[str]) -> list[int]:
+        counts = Counter(line.id for line in self.said("end"))
+        return [counts[id] for id in ids]
+
+    def until_started(self, id: str, times: int = 1, seconds: float = 20.0) -> None:
+        until(lambda: len(self.said("start", id)) >= times, seconds, f"start {times} of {id}")
+
+    # -- workers
+
+    def start(self, *options: str, **environment: str) -> subprocess.Popen[bytes]:
+        """`outlast worker`, in a session of its own."""
+        command = [sys.executable, "-m", "outlast", "worker", "tests.cases.program:app", "--create"]
+        with (self.folder / "workers.log").open("ab") as log:
+            worker = subprocess.Popen(
+                [*command, *options],
+                cwd=ROOT,
+                env={**os.environ, "OUTLAST_URL": self.url, **environment},
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        self.workers.append(worker)
+        return worker
+
+    def members(self, worker: subprocess.Popen[bytes]) -> list[int]:
+        """The supervisor and its worker processes."""
+        return [worker.pid, *children_of(worker.pid)]
+
+    def signal(self, worker: subprocess.Popen[bytes], number: int) -> None:
+        """Send it to the supervisor and to its worker processes."""
+        for pid in self.members(worker):
+            os.kill(pid, number)
+
+    def kill(self, worker: subprocess.Popen[bytes]) -> None:
+        self.signal(worker, signal.SIGKILL)
+        worker.wait()
+
+    def stop(self, worker: subprocess.Popen[bytes], seconds: float = 30.0) -> int:
+        worker.send_signal(signal.SIGTERM)
+        return worker.wait(seconds)
+
+    def close(self) -> None:
+        for worker in self.workers:
+            if worker.poll() is None:
+                self.signal(worker, signal.SIGCONT)
+                self.kill(worker)
+
+    @property
+    def workers_said(self) -> str:
+        path = self.folder / "workers.log"
+        return path.read_text() if path.exists() else ""
+
+
+def children_of(pid: int) -> list[int]:
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[1]) == pid:
+            found.append(int(path.parent.name))
+    return found
