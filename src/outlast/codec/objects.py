@@ -80,14 +80,12 @@ class ObjectKind(_Fields):
         name = ""
         try:
             for name, field in self.fields.items():
-                item = getattr(value, name)
+                item = _get(value, name)
                 if item is not UNSET or not field.may_be_unset:
                     wires[name] = field.kind.dump(item, room - 1)
         except Misfit as misfit:
             misfit.within(f".{name}")
             raise
-        except AttributeError as error:
-            raise Misfit(f"{self.name} without its field {name!r}") from error
         return wires
 
     def load(self, wire: Any) -> Any:
@@ -102,6 +100,8 @@ class ObjectKind(_Fields):
                 given[init] = value
         try:
             made = self.of(**given)
+        except MemoryError:
+            raise
         except Exception as error:
             raise Misfit(f"{self.name} refused its fields: {_say(error)}") from error
         for name, value in later.items():
@@ -192,8 +192,17 @@ class PydanticKind(Kind):
         data = wire_bytes(wire["root"] if self.root else wire)
         try:
             return self.of.model_validate_json(data, by_alias=False, by_name=True)
+        except MemoryError:
+            raise
         except Exception as error:
             raise Misfit(f"{self.name} refused its JSON: {_say(error)}") from None
+
+
+def _get(value: Any, name: str) -> Any:
+    try:
+        return getattr(value, name)
+    except Exception as error:  # a property of the user's may raise anything
+        raise Misfit("can't be read") from error
 
 
 def _say(error: Exception) -> str:

@@ -113,7 +113,8 @@ def _kind(label: str, name: str, annotation: Any) -> Kind:
 def _hints(fn: Callable[..., Any], label: str) -> dict[str, Any]:
     while isinstance(fn, functools.partial):
         fn = fn.func
-    if not hasattr(fn, "__annotations__") and not isinstance(fn, type):
+    fn = inspect.unwrap(fn)
+    if not inspect.isroutine(fn) and not isinstance(fn, type):
         fn = type(fn).__call__
     try:
         return typing.get_type_hints(fn, include_extras=True)

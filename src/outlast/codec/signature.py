@@ -187,7 +187,7 @@ class Signature:
             if name in tree:
                 try:
                     check_return(self._kinds[name], wire_bytes(tree[name]), self._max_depth)
-                except (Misfit, ValueError, RecursionError) as error:
+                except (Misfit, UnicodeError, RecursionError) as error:
                     refuse(self._argument(name), error, self._max_depth)
 
     def _decode_rest(

@@ -58,7 +58,7 @@ class ItemCodec:
             if not self._kind.sure:
                 check_return(self._kind, data, self._max_depth)
             return data
-        except (Misfit, ValueError, RecursionError) as error:
+        except (Misfit, UnicodeError, RecursionError) as error:
             refuse(self._label, error, self._max_depth)
 
     def decode(self, data: bytes) -> Any:
