@@ -27,6 +27,8 @@ class Bug(NamedTuple):
     new: str
     tests: tuple[str, ...]
     """What pytest is given; it stops at the first failure."""
+    at: int = -1
+    """Where in the file the text stands, if it may stand there more than once."""
 
 
 class Outcome(NamedTuple):
@@ -65,6 +67,9 @@ def run_planted(bug: Bug, seconds: float = 120.0) -> Outcome:
 def plant(path: Path, bug: Bug) -> None:
     """Make the change. Raises ``LookupError`` if the place is gone, or not the only one."""
     text = path.read_text()
+    if bug.at >= 0 and text.startswith(bug.old, bug.at):
+        path.write_text(text[: bug.at] + bug.new + text[bug.at + len(bug.old) :])
+        return
     found = text.count(bug.old)
     if found != 1:
         raise LookupError(
