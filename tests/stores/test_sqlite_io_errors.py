@@ -13,13 +13,14 @@ from tests.proof.vfs import Op, OpKind, io_error, watched
 from outlast.errors import EnqueueUncertain, StoreDamaged, StoreFull, StoreUnavailable
 from outlast.job import done
 from outlast.stores.sqlite import schema, writer
-from outlast.stores.sqlite.moves import Moves
 from outlast.stores.sqlite.op import Op as Call
 from outlast.stores.sqlite.store import SqliteStore
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Sequence
     from pathlib import Path
+
+    from outlast.stores.sqlite.moves import Moves
 
 
 class Disk:

@@ -42,6 +42,8 @@ _log = logging.getLogger(__name__)
 
 WAITING, READY, HELD, RUNNING, DONE, DEAD, CANCELLED = range(7)
 
+LOG_BYTES = 16 << 20
+"""What the log is cut down to when it starts anew after having grown."""
 APPLICATION_ID = 0x6F75746C
 """``outl``: in the header of the file, so that another program's database is never touched."""
 
@@ -185,7 +187,7 @@ def connect(path: str, durability: Durability, vfs: str | None = None) -> apsw.C
             ("fullfsync", 1, 1),
             ("checkpoint_fullfsync", 1, 1),
             ("wal_autocheckpoint", 0, 0),
-            ("journal_size_limit", 1 << 24, 1 << 24),
+            ("journal_size_limit", LOG_BYTES, LOG_BYTES),
         ):
             connection.pragma(name, value)
             found = connection.pragma(name)
