@@ -1,0 +1,200 @@
+"""Several processes write to one file: nobody starves, nobody hears of SQLite's busy, none lose."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import apsw
+import pytest
+from tests.conformance.steps import job
+from tests.stores.children import Child, listen, say
+
+from outlast.errors import StoreUnavailable
+from outlast.job import done
+from outlast.stores.sqlite import writer
+from outlast.stores.sqlite.store import SqliteStore
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.stores.conftest import Opener
+
+LOCKED = "BEGIN IMMEDIATE"
+
+
+def adds_one_by_one(path: str, name: str, seconds: float) -> None:
+    """In a child: how many it could add, and the longest that one took."""
+    store = SqliteStore(path)
+    store.open_now()
+    say("ready")
+    listen()
+    number, worst, end = 0, 0.0, time.monotonic() + seconds
+    while (began := time.monotonic()) < end:
+        store.add_now([job(f"{name}-{number}")])
+        worst = max(worst, time.monotonic() - began)
+        number += 1
+    store.close_now()
+    say([number, worst])
+
+
+def together(children: list[Child], wait: float = 20.0) -> list[Any]:
+    """Let them begin at one moment; what each said in the end."""
+    try:
+        for child in children:
+            assert child.hear() == "ready"
+        for child in children:
+            child.tell()
+        return [child.hear(wait) for child in children]
+    finally:
+        for child in children:
+            child.kill()
+
+
+@pytest.mark.alone
+@pytest.mark.timeout(60)
+def test_four_writers_get_their_share(db: Path, opened: Opener) -> None:
+    """The slowest does at least a quarter of the fastest, in the best of three attempts.
+
+    SQLite's own waiting lets one of them have nearly everything, again and again.
+    """
+    shares, total = [], 0
+    for attempt in range(3):
+        children = [
+            Child(adds_one_by_one, path=str(db), name=f"{attempt}-{n}", seconds=1.5)
+            for n in range(4)
+        ]
+        found = together(children)
+        counts = [number for number, _ in found]
+        total += sum(counts)
+        shares.append(min(counts) / max(counts))
+        assert min(counts) > 0
+        assert max(worst for _, worst in found) < 5, "one of them waited for ages"
+        if shares[-1] >= 0.25:
+            break
+    assert max(shares) >= 0.25
+    assert opened(db).depth_now("default").live == total, "what was acknowledged is there"
+
+
+def claims_and_settles(path: str, name: str, number: int) -> None:
+    store = SqliteStore(path)
+    store.open_now()
+    say("ready")
+    listen()
+    mine: list[str] = []
+    while len(mine) < number and (claims := store.claim_now(["default"], [None], 3, 600, name)):
+        assert store.settle_now([done(claim) for claim in claims]) == []
+        mine += [claim.job.id for claim in claims]
+    store.close_now()
+    say(mine)
+
+
+def test_each_job_goes_to_one_of_them(db: Path, opened: Opener) -> None:
+    store = opened(db)
+    wanted = [f"job-{n}" for n in range(300)]
+    store.add_now([job(each) for each in wanted])
+    store.close_now()
+    children = [
+        Child(claims_and_settles, path=str(db), name=f"w{n}", number=1000) for n in range(3)
+    ]
+    found = together(children)
+    assert sorted(each for mine in found for each in mine) == sorted(wanted)
+    assert sum(bool(mine) for mine in found) >= 2
+
+
+@pytest.fixture
+def other(db: Path, opened: Opener) -> apsw.Connection:
+    """Another program's connection to the file of a store."""
+    opened(db).close_now()
+    return apsw.Connection(str(db))
+
+
+def test_a_lock_that_is_held_for_long_is_waited_for_and_then_named(
+    db: Path, opened: Opener, other: apsw.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer, "LOCK_WAIT", 0.3)
+    store = opened(db)
+    store.add_now([job("a")])
+    other.execute(LOCKED)
+    began = time.monotonic()
+    with pytest.raises(StoreUnavailable, match=f"{db} stays locked by another process"):
+        store.add_now([job("b")])
+    assert 0.3 <= time.monotonic() - began < 5
+    with pytest.raises(StoreUnavailable, match="stays locked"):
+        store.claim_now(["default"], [None], 1, 60, "w")
+    assert store.depth_now("default").live == 1, "reading needs no lock"
+    other.execute("ROLLBACK")
+    store.add_now([job("b")])
+    assert len(store.claim_now(["default"], [None], 9, 60, "w")) == 2
+    other.close()
+
+
+def test_a_lock_that_is_held_for_a_moment_is_not_noticed(
+    db: Path, opened: Opener, other: apsw.Connection
+) -> None:
+    assert writer.LOCK_WAIT == 30
+    store = opened(db)
+    other.execute(LOCKED)
+    reply = store._hand_over(store._add_op([job("a")], None))
+    with pytest.raises(TimeoutError):
+        reply.result(0.2)
+    other.execute("ROLLBACK")
+    began = time.monotonic()
+    assert reply.result(5)[0].created
+    assert time.monotonic() - began < 1, "it looks again every millisecond or so"
+    other.close()
+
+
+def test_a_store_can_be_opened_while_somebody_writes(
+    db: Path, opened: Opener, other: apsw.Connection
+) -> None:
+    """Opening writes nothing if nothing has changed, so it needn't wait for a lock."""
+    opened(db).close_now()
+    other.execute(LOCKED)
+    began = time.monotonic()
+    store = opened(db)
+    assert store.depth_now("default").live == 0
+    assert time.monotonic() - began < 2
+    other.execute("ROLLBACK")
+    other.close()
+
+
+def test_many_stores_in_one_process_share_the_file_too(db: Path, opened: Opener) -> None:
+    stores = [opened(db, namespace=f"n{n % 2}") for n in range(4)]
+    replies = [
+        store._hand_over(store._add_op([job(f"{n}-{at}")], None))
+        for at in range(25)
+        for n, store in enumerate(stores)
+    ]
+    assert all(reply.result(20)[0].created for reply in replies)
+    assert stores[0].depth_now("default").live == 50
+    assert stores[1].depth_now("default").live == 50
+
+
+def test_a_frozen_process_holds_nobody_up_unless_it_holds_the_lock(
+    db: Path, opened: Opener
+) -> None:
+    import signal
+
+    store = opened(db)
+    with Child(waits_for_ever, path=str(db)) as child:
+        child.hear()
+        child.process.send_signal(signal.SIGSTOP)
+        began = time.monotonic()
+        for _ in range(20):
+            store.add_now([job()])
+        assert time.monotonic() - began < 5
+        child.process.send_signal(signal.SIGCONT)
+
+
+def waits_for_ever(path: str) -> None:
+    import asyncio
+
+    async def wait() -> None:
+        store = SqliteStore(path)
+        await store.open()
+        say("waiting")
+        while True:
+            await store.wait(["default"], 30)
+
+    asyncio.run(wait())
