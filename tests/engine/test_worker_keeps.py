@@ -354,3 +354,31 @@ async def test_runs_learn_when_their_lease_is_over_with_the_store_away(rig: Rig)
         look.set()
         await handle.result(5)
     assert states == [False, True, False], "nobody had taken it"
+
+
+async def test_an_old_verdict_does_not_let_go_of_a_newer_claim(rig: Rig) -> None:
+    gate = Gate(rig)
+    answer = asyncio.Event()
+    asked = asyncio.Event()
+
+    async def hold(verdicts: Sequence[Verdict]) -> None:
+        asked.set()
+        await answer.wait()
+
+    handle = await gate.task.enqueue(1)
+    rig.before["settle"] = hold
+    async with rig.worker(open_store=rig.spied, lease=15):
+        await until(lambda: gate.running == [1])
+        gate.doors[1].set()
+        await asked.wait()  # its verdict is on the way, and takes its time
+        gate.doors[1].clear()
+        await steal(rig, handle.id)
+        await until(lambda: gate.ran == [1, 1])
+        del rig.before["settle"]
+        answer.set()
+        for _ in range(10):
+            await rig.pass_time(10)
+            assert await rig.store.recover(10) == 0, "it is renewed"
+        gate.open.set()
+        assert await handle.result(5) == 1
+    assert (await rig.job(handle.id)).attempt == 2

@@ -11,8 +11,10 @@ import pytest
 from tests.engine.rig import Gate, Rig, Spy, until
 
 from outlast import ConfigurationError, Hooks, Status
+from outlast.chance import SeededChance
+from outlast.execution import Means
 from outlast.job import Death, Job
-from outlast.worker.crew import PATIENCE
+from outlast.worker.crew import PATIENCE, Crew
 
 if TYPE_CHECKING:
     from outlast.job import Verdict
@@ -283,9 +285,25 @@ async def test_each_job_has_a_context_of_its_own(rig: Rig) -> None:
     async def sets(n: int) -> None:
         seen.append(tenant.get())
         tenant.set(f"tenant {n}")
+        rig.clock.advance(0.001)  # fast, so that they are claimed ahead and follow each other
 
-    handles = [await sets.enqueue(n) for n in range(20)]
+    handles = [await sets.enqueue(n) for n in range(100)]
     async with rig.worker(concurrency=2):
         for handle in handles:
             await handle.result(5)
     assert set(seen) == {"nobody"}
+
+
+async def test_interrupted_before_its_first_step_a_job_never_starts(rig: Rig) -> None:
+    gate = Gate(rig)
+    await gate.task.enqueue(1)
+    verdicts: list[Verdict] = []
+    means = Means(clock=rig.time, chance=SeededChance(1))
+    crew = Crew(rig.app.tasks, means, None, verdicts.append, (), 1)
+    crew.accept([await rig.claim()])
+    assert len(crew.runs) == 1
+    crew.close()
+    crew.interrupt("shutdown")
+    await asyncio.wait_for(crew.emptied(), 5)
+    assert [(verdict.kind, verdict.started) for verdict in verdicts] == [("give_back", False)]
+    assert gate.ran == []
