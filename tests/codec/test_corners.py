@@ -6,7 +6,19 @@ import dataclasses
 import enum
 import functools
 from decimal import Decimal
-from typing import Annotated, Any, AnyStr, NamedTuple, Optional, ParamSpec, TypedDict, Union, Unpack
+from pathlib import Path
+from typing import (
+    Annotated,
+    Any,
+    AnyStr,
+    NamedTuple,
+    Optional,
+    ParamSpec,
+    TypedDict,
+    TypeVar,
+    Union,
+    Unpack,
+)
 
 import msgspec
 import pydantic
@@ -16,9 +28,12 @@ from tests.codec.shapes import Color, Corner, Movie, Pair, Point, carries, takes
 
 from outlast import ConfigurationError, DecodeError, EncodeError
 from outlast.codec import ItemCodec, Signature
+from outlast.codec.annotations import kind_of
 from outlast.codec.parameters import _who_names
 
 P = ParamSpec("P")
+T = TypeVar("T")
+Pairs: Any = typing_extensions.TypeAliasType("Pairs", list[tuple[T, T]], type_params=(T,))  # type: ignore[arg-type]
 Loose = list["Nowhere"]  # type: ignore[name-defined]  # noqa: F821
 
 
@@ -67,6 +82,28 @@ def raise_one(name: str) -> None:
         raise {"value": ValueError, "memory": MemoryError, "stack": RecursionError}[name]("told to")
 
 
+@dataclasses.dataclass
+class Link:
+    value: int
+    after: Link | str | None = None
+
+
+class Loop:
+    """As ``type Loop = Loop`` and ``type Loop = Loop | None`` make it, as of Python 3.12."""
+
+    __type_params__ = ()
+
+    def __init__(self, optional: bool) -> None:
+        self.optional = optional
+
+    @property
+    def __value__(self) -> Any:
+        return Optional[self] if self.optional else self  # noqa: UP045
+
+    def __call__(self) -> None:
+        """typing takes only what can be called for a type."""
+
+
 class TestAnnotations:
     @pytest.mark.parametrize(
         ("annotation", "value"),
@@ -77,6 +114,7 @@ class TestAnnotations:
             (Movie | None, None), (Annotated[int, msgspec.Meta(ge=0)] | str, 5),
             (Annotated[int, msgspec.Meta(ge=0)] | str, "5"), (Pair | Point | None, Pair(1)),
             (typing_extensions.TypeAliasType("Days", dict[int, Decimal]), {1: Decimal(2)}),
+            (Pairs[int], [(1, 2)]), (Link, Link(1, Link(2, Link(3, "end")))), (Link, Link(1)),
             (Bag, Bag(names={"a", "b"}, table={"a": (1, 2)})),
         ],
         ids=str,
@@ -87,7 +125,8 @@ class TestAnnotations:
     def test_the_arguments_of_a_param_spec(self) -> None:
         def work(*args: Any, **kwargs: Any) -> None: ...
 
-        work.__annotations__.update(args=P.args, kwargs=P.kwargs)
+        params: Any = P
+        work.__annotations__.update(args=params.args, kwargs=params.kwargs)
         signature = Signature(work)
         assert signature.decode(signature.encode((1,), {"a": "b"})) == ((1,), {"a": "b"})
 
@@ -111,6 +150,11 @@ class TestAnnotations:
     def test_what_names_no_type(self, annotation: Any) -> None:
         with pytest.raises(ConfigurationError, match="the item can't be carried"):
             ItemCodec(annotation)
+
+    @pytest.mark.parametrize("optional", [True, False])
+    def test_an_alias_that_is_nothing_but_itself(self, optional: bool) -> None:
+        with pytest.raises(ConfigurationError, match="a type alias that names itself"):
+            takes(Loop(optional))
 
     def test_a_name_that_hides_in_another(self) -> None:
         def work(x: int) -> None: ...
@@ -232,6 +276,12 @@ class TestWhatClassesRaise:
             Signature(work).decode(b'{"x":' + self.data(**{field: "memory"}) + b"}")
 
 
+def test_what_has_no_annotation_may_be_any_json() -> None:
+    plain = kind_of(Any)
+    assert plain.accepts == {str, bool, type(None), int, float, list, dict}
+    assert plain.shapes == {"null", "bool", "int", "float", "str", "array", "object"}
+
+
 class Half(NamedTuple):
     left: int
 
@@ -241,6 +291,9 @@ def test_wire_forms_of_the_wrong_shape() -> None:
         (tuple[int, int], b"{}"),
         (tuple[int, int], b'[1,"a"]'),
         (Half, b"[]"),
+        (Path, b"1"),
+        (Movie, b"[]"),
+        (Movie, b"null"),
         (Point | Half, b'{"Point":[]}'),
     ):
         with pytest.raises(DecodeError, match="expected"):

@@ -135,6 +135,7 @@ WRONG: list[tuple[Any, Any]] = [
     (Point, Point(x=Number(1))), (Node, Node(1, [Node(2, [None])])),  # type: ignore[list-item]
     (Shouting, Shouting("a")), (Box[int], Box("a")), (Parcel, Parcel(NAN)), (Row, Row("1")),  # type: ignore[arg-type]
     (Pair, (1, Decimal(0))), (Pair, Pair(1, 2)),  # type: ignore[arg-type]
+    (Movie, []),
     (Movie, {}), (Movie, {"title": "a", "more": 1}), (Movie, {"title": 1}), (Movie, {1: "a"}),
     (Person, {"name": "a"}), (Login, Login(password="p")),  # type: ignore[arg-type]
     (Person, Person(fullName="a", born=datetime(2024, 1, 1, tzinfo=ZoneInfo("Europe/Berlin")))),

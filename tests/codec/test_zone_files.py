@@ -100,3 +100,8 @@ def test_what_is_no_zone_name_is_not_even_looked_for(
     with pytest.raises(DecodeError):
         ItemCodec(datetime).decode(f'"2024-01-01T00:00:00[{name}]"'.encode())
     assert looked_for == []
+
+
+def test_without_the_package_it_names_no_zones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tzdata", None)
+    assert moments._packaged_zones.__wrapped__() == frozenset()
