@@ -62,6 +62,20 @@ class Mute(pydantic.BaseModel):
         raise ValueError("hunter2 is not told")
 
 
+class Forgetful(pydantic.BaseModel):
+    name: str
+
+    @pydantic.field_validator("name")
+    @classmethod
+    def no_room(cls, name: str) -> str:
+        raise MemoryError
+
+
+@dataclasses.dataclass
+class LongWay:
+    the_next_one_in_a_line_of_many: LongWay | int | None
+
+
 @dataclasses.dataclass(frozen=True)
 class Restless:
     """Raises what it is told to, where it is hashed or made."""
@@ -269,6 +283,9 @@ class TestWhatClassesRaise:
         with pytest.raises(MemoryError):
             signature.decode(b'{"x":' + self.data(**{field: "memory"}) + b"}")
 
+        with pytest.raises(MemoryError):
+            ItemCodec(Forgetful).decode(b'{"name":"a"}')
+
         def work(*, x: set[Restless]) -> None: ...
 
         work.__annotations__["x"] = set[Restless]
@@ -280,6 +297,23 @@ def test_what_has_no_annotation_may_be_any_json() -> None:
     plain = kind_of(Any)
     assert plain.accepts == {str, bool, type(None), int, float, list, dict}
     assert plain.shapes == {"null", "bool", "int", "float", "str", "array", "object"}
+
+
+def test_an_object_that_is_not_passed_is_not_tried_out() -> None:
+    def work(a: int, b: Any = None) -> None: ...
+
+    work.__annotations__["b"] = Point
+    assert Signature(work).encode((1,), {}) == b'{"a":1}'
+
+
+def test_the_way_to_a_value_is_not_told_for_ever() -> None:
+    value = LongWay(None)
+    value.the_next_one_in_a_line_of_many = "x"  # type: ignore[assignment]
+    for _ in range(50):
+        value = LongWay(value)
+    with pytest.raises(EncodeError, match="expected") as caught:
+        takes(LongWay).encode((value,), {})
+    assert len(str(caught.value)) < 700
 
 
 class Half(NamedTuple):
