@@ -40,8 +40,7 @@ class Gets:
         """The next item, or ``QueueEmpty``; may block."""
         pump, supply = self._pump, self._line.supply
         if not pump.ended and not supply.sure():
-            self._line.open_now("get_nowait()")
-            supply.fetch_now(1)
+            self._fetch_now("get_nowait()")
         if pump.ended or not supply.sure():
             raise QueueShutDown if pump.shut else QueueEmpty
         return self._hand_out(owner)
@@ -53,9 +52,10 @@ class Gets:
         short = limit - len(supply.window)
         if short > 0 and supply.window.settled:
             if self._line.each:
-                supply.fetch_now(short, more=True)
+                self._fetch_now("get_many()", short, more=True)
             else:
                 await supply.fetch(short)
+                self._pump.holds_stock()
                 await self._wait(bind)
         entries = [self._hand_out(owner)]
         while len(entries) < limit and supply.sure():
@@ -80,7 +80,7 @@ class Gets:
         pump = self._pump
         turn = pump.getters.turn()
         while pump.ended or not self._has_item():
-            if pump.shut and self.empty():
+            if pump.shut and self._over():
                 raise QueueShutDown
             try:
                 await pump.getters.wait(turn, bind, pump.getter_waits)
@@ -91,14 +91,24 @@ class Gets:
             finally:
                 pump.getter_left()
 
+    def _over(self) -> bool:
+        """After a shutdown: whether nothing is left. Where that has to be awaited, the pump sees."""
+        return self._pump.ended or (self._line.direct is not None and self.empty())
+
     def _has_item(self) -> bool:
         supply = self._line.supply
         if supply.sure():
             return True
         if self._line.each:
-            self._line.open_now("get()")
-            supply.fetch_now(1)
+            self._fetch_now("get()")
         return supply.sure()
+
+    def _fetch_now(self, call: str, wanted: int = 1, *, more: bool = False) -> None:
+        supply = self._line.supply
+        self._line.open_now(call)
+        supply.fetch_now(wanted, more=more)
+        if len(supply.window) > wanted:
+            self._pump.holds_stock()
 
     def _hand_out(self, owner: object) -> Entry:
         entry = self._line.take(owner)
@@ -117,7 +127,7 @@ class Gets:
 
     def _look_at_holds(self) -> None:
         holds = self._line.holds
-        if len(holds) >= FORGOTTEN and self.never_done:
+        if len(holds) >= FORGOTTEN and self.never_done and holds.piled:
             self._may_warn = False
             self.warn_of_growth()
         elif len(holds) >= UNCLEAR and holds.counted:

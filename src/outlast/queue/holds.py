@@ -41,6 +41,11 @@ class Holds:
         """Whether each held item is known to be done."""
         return self.counted >= self._size
 
+    @property
+    def piled(self) -> bool:
+        """Whether somebody took an item while holding another."""
+        return any(len(entries) > 1 for entries in self._by_owner.values())
+
     def take(self, entry: Entry, owner: object) -> None:
         """Hand an item to an asyncio task, or to None where there is no task."""
         entry.owner = owner

@@ -7,13 +7,14 @@ None of them knows the queue object, so that it can go when nobody uses it any m
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from outlast.errors import StoreClosed
 from outlast.queue.waiters import Waiters
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Callable, Coroutine
+    from typing import Any
 
     from outlast.clock import Clock
     from outlast.queue.line import Line
@@ -32,9 +33,10 @@ class Pump:
     """Serves those who wait: ``getters`` for an item, ``putters`` for room, others for the end."""
 
     def __init__(self, line: Line, clock: Clock) -> None:
-        self.getters = Waiters()
-        self.putters = Waiters()
-        self.joiners = Waiters()
+        # With "group" a caller is woken too soon more often, and is not to suffer for it.
+        self.getters = Waiters(strict=line.each)
+        self.putters = Waiters(strict=line.each)
+        self.joiners = Waiters(strict=line.each)
         self.shut = False
         self.drained = False
         """Whether nothing is left for anybody here: so it was found, or so it was decided."""
@@ -55,6 +57,11 @@ class Pump:
         """Somebody was added to ``getters``."""
         if not self._run("get", self._serve):
             self._stir.set()
+
+    def holds_stock(self) -> None:
+        """Items are in memory; somebody has to give them back if nobody asks for them."""
+        if _in_a_loop():
+            self._run("get", self._serve)
 
     def getter_left(self) -> None:
         """A getter goes on: because it was woken, cancelled, or failed."""
@@ -87,7 +94,7 @@ class Pump:
         self._tasks.clear()
         self.fail(StoreClosed(f"queue {self._line.name!r} was closed"))
 
-    def _run(self, what: str, work: Any) -> bool:
+    def _run(self, what: str, work: Callable[[], Coroutine[Any, Any, None]]) -> bool:
         """Start a task, unless it runs already in this loop."""
         loop = asyncio.get_running_loop()
         task = self._tasks.get(what)
@@ -95,12 +102,12 @@ class Pump:
             return False
         if self._loop is not loop:
             self._loop, self._stir = loop, asyncio.Event()
-        self._tasks[what] = loop.create_task(self._guarded(work()))
+        self._tasks[what] = loop.create_task(self._guarded(work))
         return True
 
-    async def _guarded(self, work: Coroutine[Any, Any, None]) -> None:
+    async def _guarded(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         try:
-            await work
+            await work()
         except Exception as error:
             self.fail(error)
 
@@ -187,3 +194,11 @@ class Pump:
                 return
             await line.store.wait([line.name], NEWS, space=True)
             await line.recover_dead()
+
+
+def _in_a_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True

@@ -18,7 +18,7 @@ from outlast.queue.pump import Pump
 from outlast.queue.puts import Puts
 from outlast.queue.using import Item, Items
 from outlast.queue.window import Fifo
-from outlast.store import Feature, Ledger
+from outlast.store import Direct, Feature, Ledger
 from outlast.stores import connect
 
 if TYPE_CHECKING:
@@ -95,6 +95,8 @@ class Queue(asyncio.Queue[T]):
         _check_options(ack, commit, max_crashes)
         clock, chance = clock or SystemClock(), chance or SystemChance()
         store = connect(url, namespace=namespace, durability=durability, clock=clock, chance=chance)
+        if commit == "each" and not isinstance(store, Direct):
+            raise Unsupported(f"{store.url} can only be awaited: use commit='group'")
         needs = self._needs | (Feature.CAPACITY if maxsize > 0 else Feature(0))
         if missing := needs & ~store.features:
             raise Unsupported(f"{store.url} has no {missing.name}, which this queue needs")
@@ -322,7 +324,7 @@ class Queue(asyncio.Queue[T]):
         anew. One that nobody closes is closed when the object, or the program, is gone.
         """
         self._pump.stop()
-        if self._gets.never_done and len(self._line.holds):
+        if self._gets.never_done and self._line.holds.piled:
             self._gets.warn_of_growth()
         await self._line.close()
 

@@ -27,9 +27,13 @@ class Turn:
 
 
 class Waiters:
-    """A line of futures. Waking one takes it out of the line."""
+    """A line of futures. Waking one takes it out of the line.
 
-    def __init__(self) -> None:
+    ``strict``: who was woken and came too late goes to the end of the line, as with asyncio.
+    """
+
+    def __init__(self, *, strict: bool) -> None:
+        self._strict = strict
         self.line: deque[asyncio.Future[None]] = deque()
         self.called = 0
         """How many were woken and have not gone on yet."""
@@ -48,6 +52,8 @@ class Waiters:
 
         Whoever is cancelled while being woken finds out by ``was_woken``.
         """
+        if turn.waiter is not None and self._strict:
+            turn.number = next(self._numbers)
         turn.waiter = waiter = bind().create_future()
         self._stand(waiter, turn.number)
         started()
