@@ -52,6 +52,7 @@ async def test_it_drains_and_ends_in_order(service: Service) -> None:
     assert [*service.folder.rglob("*.life")] == []
 
 
+@pytest.mark.alone
 async def test_an_idle_one_ends_at_once(service: Service) -> None:
     supervisor = service.start()
     wait_until(lambda: "outlast worker:" in service.stderr)
@@ -61,6 +62,7 @@ async def test_an_idle_one_ends_at_once(service: Service) -> None:
     assert time.monotonic() - began < 2.0
 
 
+@pytest.mark.alone
 async def test_a_killed_process_is_replaced_and_its_jobs_start_again_within_a_second(
     service: Service,
 ) -> None:
@@ -82,6 +84,7 @@ async def test_a_killed_process_is_replaced_and_its_jobs_start_again_within_a_se
     assert f"worker process {child} ended (signal 9)" in service.stderr
 
 
+@pytest.mark.alone
 async def test_a_neighbour_takes_over_at_once(service: Service) -> None:
     async with service.opened() as app:
         dying = service.start()

@@ -216,3 +216,17 @@ async def test_a_loop_that_stays_blocked_has_its_process_killed(
     handle = await blocks.enqueue()
     async with rig.worker(renew_on="thread", kill=killed.set):
         assert await handle.result(5) is True
+
+
+async def test_even_a_run_that_blocks_the_loop_can_see_that_it_is_cancelled(rig: Rig) -> None:
+    @rig.app.task(name="blocks")
+    async def blocks() -> None:
+        assert await rig.ledger.cancel([current().id]) == ["requested"]
+        while not current().cancelled:
+            threading.Event().wait(0.005)
+        await asyncio.Event().wait()
+
+    handle = await blocks.enqueue()
+    async with rig.worker(renew_on="thread", lease=0.3):
+        with pytest.raises(JobCancelled):
+            await handle.result(10)
