@@ -307,8 +307,10 @@ def _check(queues: Sequence[str], concurrency: int, lease: float, grace: float) 
         raise ConfigurationError(f"queues={queues!r}: give a list of queue names, at least one")
     for queue in queues:
         check_name(queue, "queue")
-    if type(concurrency) is not int or not 1 <= concurrency <= 10_000:
-        raise ConfigurationError(f"concurrency={concurrency!r}: use a whole number from 1 to 10000")
+    if type(concurrency) is not int or not 1 <= concurrency <= 100_000:
+        raise ConfigurationError(
+            f"concurrency={concurrency!r}: use a whole number from 1 to 100000"
+        )
     limits: tuple[tuple[str, object, float], ...] = (
         ("lease", lease, 0.1),
         ("grace", grace, 0.0),
