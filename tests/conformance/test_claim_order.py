@@ -131,6 +131,13 @@ async def test_newest_first_among_the_most_urgent(store: FullStore) -> None:
     assert ids(await take(store, newest=True)) == ["urgent 2", "urgent 1", "2", "1"]
 
 
+async def test_newest_first_within_a_rank(store: FullStore) -> None:
+    await add(store, job("b1", rank=b"b"), job("a1", rank=b"a"), job("b2", rank=b"b"))
+    await add(store, job("a2", rank=b"a", queue="other"), job("z", priority=1, rank=b"z"))
+    claims = await take(store, newest=True, queues=["default", "other"])
+    assert ids(claims) == ["z", "a2", "a1", "b2", "b1"]
+
+
 async def test_newest_first_after_it_was_given_back(store: FullStore) -> None:
     await add(store, job("1"), job("2"), job("3"))
     [three, two] = await take(store, 2, newest=True)

@@ -79,7 +79,7 @@ def _claim_order(row: Row) -> tuple[Any, ...]:
 
 
 def _newest_first(row: Row) -> tuple[Any, ...]:
-    return (-row.job.priority, -row.seq)
+    return (-row.job.priority, row.job.rank, -row.seq)
 
 
 class Line:
