@@ -6,6 +6,7 @@ that mount something do so in a mount namespace of their own.
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import contextlib
 import itertools
@@ -15,6 +16,8 @@ import resource
 import subprocess
 import sys
 import tempfile
+import time
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -157,9 +160,9 @@ SCENARIOS: dict[str, Callable[[Path], Coroutine[None, None, Seen]]] = {
 
 def in_process(scenario: str, *, tmpfs: str = "") -> Seen:
     """Run a scenario in a process of its own, on a tmpfs of that size if one is named."""
-    words = [sys.executable, "-m", "tests.proof.faults", scenario, tmpfs]
+    words = [sys.executable, "-m", "tests.proof.faults", scenario]
     if tmpfs:
-        words = ["unshare", "--mount", "--propagation", "private", *words]
+        words = ["unshare", "--mount", "--propagation", "private", *words, "--tmpfs", tmpfs]
     done = subprocess.run(words, cwd=ROOT, stdout=subprocess.PIPE, check=True, timeout=100)
     return msgspec.json.decode(done.stdout, type=Seen)
 
@@ -224,16 +227,46 @@ async def _live_with(path: Path, ids: set[str]) -> str:
     return "harmless" if ran == ids else "unnoticed"
 
 
+def flipped(seed: int, budget: float) -> dict[str, object]:
+    """Flip bits until the time is over; what became of them."""
+    began = time.monotonic()
+    notes: Counter[str] = Counter()
+    number = 0
+    while not number or time.monotonic() - began < budget:
+        with tempfile.TemporaryDirectory(prefix="outlast-flips-") as scratch:
+            notes.update(flip_bits(Path(scratch), 50, seed * 1_000_000 + number).notes)
+        number += 1
+    wrong = notes["wrong payload"]
+    return {
+        "flips": sum(notes.values()),
+        "harmless": notes["harmless"],
+        "buried": notes["job buried"],
+        "damaged": notes["store damaged"] + notes["other error"],
+        "unnoticed": notes["unnoticed"],
+        "broken": {"wrong payload": wrong} if wrong else {},
+        "seed": seed,
+    }
+
+
 def main() -> None:
-    scenario, tmpfs = sys.argv[1], sys.argv[2]
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("scenario", choices=[*SCENARIOS, "flip-bits"])
+    parser.add_argument("--tmpfs", default="", help="the size of a tmpfs to run on")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--budget", type=float, default=10.0)
+    told = parser.parse_args()
+    if told.scenario == "flip-bits":
+        print(msgspec.json.encode(flipped(told.seed, told.budget)).decode())
+        return
     with tempfile.TemporaryDirectory(prefix="outlast-faults-") as scratch:
         folder = Path(scratch)
-        if tmpfs:
-            command("mount", "-t", "tmpfs", "-o", f"size={tmpfs},mode=0700", "tmpfs", folder)
+        if told.tmpfs:
+            size = f"size={told.tmpfs},mode=0700"
+            command("mount", "-t", "tmpfs", "-o", size, "tmpfs", folder)
         try:
-            seen = asyncio.run(SCENARIOS[scenario](folder))
+            seen = asyncio.run(SCENARIOS[told.scenario](folder))
         finally:
-            if tmpfs:
+            if told.tmpfs:
                 command("umount", "--lazy", folder)
     print(msgspec.json.encode(seen).decode())
 

@@ -50,8 +50,9 @@ def enqueue_slow(seconds: float) -> None:
     asyncio.run(add())
 
 
-def recovery_rounds(rounds: int, seed: int) -> Toll:
+def recovery_rounds(rounds: int, seed: int, budget: float = 3600.0) -> Toll:
     """Kill the worker that runs the one job there is, so many times, and see it run elsewhere."""
+    toll = Toll(seed=seed)
     dice = random.Random(seed)
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="outlast-recovery-") as scratch:
@@ -64,6 +65,9 @@ def recovery_rounds(rounds: int, seed: int) -> Toll:
         rig = Journal(witness)
         try:
             for done in range(rounds):
+                if time.monotonic() - began > budget:
+                    break
+                toll.rounds += 1
                 in_child(lambda: enqueue_slow(0.2), 20)
                 _one_kill(witness, rig, workers, dice.uniform(0.0, 0.1))
                 starts = 2 * done + 2
@@ -85,7 +89,6 @@ def recovery_rounds(rounds: int, seed: int) -> Toll:
             rig.close()
         final = dumped_in_child(lambda: sqlite_store(folder / "proof.db"), folder / "final.json")
         events = journals.read(witness)
-        toll = Toll(rounds=rounds, seed=seed)
         toll.add(check(events, final, author=_author), events)
     toll.seconds = time.monotonic() - began
     return toll
@@ -135,8 +138,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--budget", type=float, default=3600.0)
     told = parser.parse_args()
-    print(msgspec.json.encode(recovery_rounds(told.rounds, told.seed)).decode())
+    print(msgspec.json.encode(recovery_rounds(told.rounds, told.seed, told.budget)).decode())
 
 
 if __name__ == "__main__":

@@ -1,0 +1,262 @@
+"""Turns the results of the long runs into a page: what was tried, how often, and what was lost."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+__all__ = ["Line", "read_lines", "render", "write_report"]
+
+
+class Line(msgspec.Struct, kw_only=True):
+    """One piece of a long run."""
+
+    kind: str
+    seed: int
+    date: str
+    commit: str
+    machine: str
+    seconds: float
+    command: str
+    numbers: dict[str, Any]
+
+    def number(self, name: str) -> float:
+        value = self.numbers.get(name, 0)
+        return float(value) if isinstance(value, int | float) else 0.0
+
+    @property
+    def expected(self) -> bool:
+        """Whether losses are what this piece is to show: it asks for less than power."""
+        return self.numbers.get("load") in ("outlast-process", "plain-normal", "plain-off")
+
+    def brief(self) -> str:
+        shown = {
+            name: value
+            for name, value in self.numbers.items()
+            if isinstance(value, int | float) and name not in ("seed", "seconds")
+        }
+        return " ".join(f"{name}={value:g}" for name, value in shown.items())
+
+
+def read_lines(results: Path) -> list[Line]:
+    """What was appended so far; a last line cut short is left out."""
+    if not results.exists():
+        return []
+    raw = results.read_bytes().split(b"\n")
+    return [msgspec.json.decode(line, type=Line) for line in raw[:-1] if line]
+
+
+TITLES = {
+    "kill": (
+        "Kill -9, bare forks",
+        "Processes that add, claim, settle, retry, give back and recover on one file, two at a"
+        " time; each is killed at a random moment within its first 50 ms.",
+    ),
+    "fleet": (
+        "Kill -9, real producers and workers",
+        "`outlast worker` with its supervisor and children, workers inside a program, and"
+        " producers, on one file; one of them is killed every 0 to 300 ms.",
+    ),
+    "recovery": (
+        "Recovery of a killed worker's job",
+        "One worker runs one job and is killed; another stands by. Measured from the kill to the"
+        " next start.",
+    ),
+    "replay": (
+        "Power-loss replay",
+        "A recorded life of the store, cut after any operation on its files: nothing unsynced"
+        " kept, all of it, any subset, any subset of 512-byte sectors. Every tenth image is run"
+        " dry as well.",
+    ),
+    "cut": (
+        "Real power cuts",
+        "ext4 on a loop device, shut down in mid-write by EXT4_IOC_SHUTDOWN without flushing its"
+        " journal, mounted again. The processes are frozen before the cut.",
+    ),
+    "nth": (
+        "N-th failure",
+        "One read, write, sync, truncation, creation or deletion fails (EIO, a full disk, half a"
+        " write), once or for good; judged as if killed right then, and after an orderly end.",
+    ),
+    "calls": (
+        "Kill at each system call that writes",
+        "Killed by strace as it enters the n-th write, sync, truncate, unlink, rename or open of"
+        " the store's files.",
+    ),
+    "flips": (
+        "Flipped bits",
+        "One bit of the database file flips, and the store is opened and run dry.",
+    ),
+    "mutants": (
+        "Planted bugs",
+        "Deliberate breakages of the store and the worker, each run against the tests that are"
+        " meant to see it; besides those written by hand, some made by rule from the source.",
+    ),
+    "sim": (
+        "Deterministic simulation",
+        "The engine under a seeded event loop with virtual time, and a store that fails.",
+    ),
+}
+COUNTS = {
+    "kill": ("rounds", "acknowledged", "uncertain", "runs", "explained"),
+    "fleet": ("rounds", "acknowledged", "uncertain", "runs", "explained"),
+    "recovery": ("rounds", "acknowledged", "explained"),
+    "replay": ("replays", "drained"),
+    "cut": ("rounds", "empty", "acknowledged"),
+    "nth": ("points", "errors", "acknowledged"),
+    "calls": ("points", "hit", "acknowledged"),
+    "flips": ("flips", "harmless", "buried", "damaged", "unnoticed"),
+    "mutants": ("planted", "caught"),
+    "sim": ("seeds", "steps", "hours"),
+}
+WORDS = {
+    "rounds": "rounds",
+    "acknowledged": "jobs acknowledged",
+    "uncertain": "adds in doubt (cut off by the kill)",
+    "runs": "runs",
+    "explained": "second runs, each explained by a kill",
+    "replays": "images opened",
+    "drained": "of these run dry",
+    "empty": "rounds with nothing acknowledged yet (they prove nothing)",
+    "points": "points struck",
+    "errors": "calls that failed, with an error of outlast's",
+    "hit": "really killed there",
+    "flips": "bits flipped",
+    "harmless": "hit nothing that is used",
+    "buried": "buried the one job, the rest ran",
+    "damaged": "refused with an error that names the damage",
+    "unnoticed": "not noticed",
+    "planted": "bugs planted",
+    "caught": "caught",
+    "seeds": "seeds",
+    "steps": "steps",
+    "hours": "simulated hours",
+}
+
+
+def render(lines: Sequence[Line]) -> str:
+    """The page."""
+    by_kind: dict[str, list[Line]] = defaultdict(list)
+    for line in lines:
+        by_kind[line.kind].append(line)
+    page = [
+        "# Proof",
+        "",
+        "What outlast promises was tried, and this is what came of it. Every figure was made by",
+        "the command beside it; `scripts/soak --minutes 60` runs all of them and adds to one file",
+        "of results, and `scripts/soak --report` writes this page from it.",
+        "",
+        "*Lost* is an acknowledged job that is neither stored nor ended, or an acknowledged end",
+        "that was undone. *Broken* is any other promise: a job invented, stuck, completed twice,",
+        "run again without a cause on record, out of order in its lane, buried or cancelled",
+        "without a reason.",
+        "",
+        *_header(lines),
+        "",
+        "| what | how often | lost | broken |",
+        "| --- | --- | --- | --- |",
+    ]
+    for kind in TITLES:
+        if by_kind[kind]:
+            page.append(_row(kind, by_kind[kind]))
+    for kind in TITLES:
+        if by_kind[kind]:
+            page += ["", *_section(kind, by_kind[kind])]
+    return "\n".join(page) + "\n"
+
+
+def _header(lines: Sequence[Line]) -> list[str]:
+    if not lines:
+        return ["Nothing was run yet."]
+    hours = sum(line.seconds for line in lines) / 3600
+    commits = list(dict.fromkeys(line.commit for line in lines))
+    machines = list(dict.fromkeys(line.machine for line in lines))
+    shown = ", ".join(commits[:3]) + (f" … {commits[-1]} ({len(commits)})" if commits[3:] else "")
+    return [
+        f"- run from {min(line.date for line in lines)} to {max(line.date for line in lines)},"
+        f" {hours:.1f} hours in all",
+        f"- commit: {shown}",
+        *(f"- machine: {name}" for name in machines),
+    ]
+
+
+def _honest(lines: Sequence[Line]) -> list[Line]:
+    """Without those that show what a weaker setting loses."""
+    return [line for line in lines if not line.expected]
+
+
+def _losses(lines: Sequence[Line]) -> tuple[int, dict[str, int]]:
+    lost, broken = 0, defaultdict[str, int](int)
+    for line in _honest(lines):
+        lost += int(line.number("lost"))
+        for name, count in line.numbers.get("broken", {}).items():
+            if name in ("lost", "undone"):
+                lost += count
+            else:
+                broken[name] += count
+    return lost, dict(broken)
+
+
+def _row(kind: str, lines: Sequence[Line]) -> str:
+    lost, broken = _losses(lines)
+    first = COUNTS[kind][0]
+    often = f"{_sum(_honest(lines), first):,.0f} {WORDS[first]}"
+    if kind == "mutants":
+        return f"| {TITLES[kind][0]} | {often}, {_sum(lines, 'caught'):,.0f} caught | - | - |"
+    said = ", ".join(f"{name} {count}" for name, count in broken.items()) or "0"
+    return f"| {TITLES[kind][0]} | {often} | {lost} | {said} |"
+
+
+def _sum(lines: Sequence[Line], name: str) -> float:
+    return sum(line.number(name) for line in lines)
+
+
+def _section(kind: str, lines: Sequence[Line]) -> list[str]:
+    title, text = TITLES[kind]
+    honest = _honest(lines)
+    seeds = f"{min(line.seed for line in lines)} to {max(line.seed for line in lines)}"
+    page = [f"## {title}", "", text, ""]
+    page += [f"- {WORDS[name]}: {_sum(honest, name):,.0f}" for name in COUNTS[kind]]
+    recovery = max((line.number("recovery_worst") for line in honest), default=0.0)
+    if recovery:
+        page.append(f"- worst recovery: {recovery:.2f} s")
+    page.append(f"- seeds: {seeds}; {sum(line.seconds for line in lines) / 60:,.0f} minutes")
+    lost, broken = _losses(lines)
+    if kind != "mutants":
+        said = ", ".join(f"{name} {count}" for name, count in broken.items()) or "nothing"
+        page.append(f"- lost: {lost}; broken: {said}")
+    page += _variants(kind, lines)
+    page += ["", "Again:", "", "```", honest[-1].command if honest else lines[-1].command, "```"]
+    return page
+
+
+def _variants(kind: str, lines: Sequence[Line]) -> list[str]:
+    """For cuts: each setting by itself, those that are meant to lose included."""
+    if kind != "cut":
+        return []
+    by_load: dict[str, list[Line]] = defaultdict(list)
+    for line in lines:
+        by_load[str(line.numbers.get("load"))].append(line)
+    table = [
+        "",
+        "| setting | cuts | acknowledged | lost | worst cut |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for load, some in sorted(by_load.items()):
+        worst = max(line.number("worst") for line in some)
+        cells = (_sum(some, "rounds"), _sum(some, "acknowledged"), _sum(some, "lost"), worst)
+        table.append(f"| {load} | " + " | ".join(f"{cell:,.0f}" for cell in cells) + " |")
+    return table
+
+
+def write_report(lines: Sequence[Line], page: Path) -> None:
+    """Write the page, and say where."""
+    page.parent.mkdir(exist_ok=True)
+    page.write_text(render(lines))
+    print(f"{page}: {len(lines)} pieces")
