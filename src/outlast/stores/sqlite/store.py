@@ -406,7 +406,10 @@ class SqliteStore:
 
     async def backup(self, path: Path) -> dict[str, Any]:
         self._check_open()
-        return await asyncio.to_thread(self._backup, path)
+        found = await asyncio.to_thread(self._backup, path)
+        # For the doctor, which asks when the last one was made.
+        await self._do(Op(upkeep.note_backup, True))
+        return found
 
     def _backup(self, path: Path) -> dict[str, Any]:
         try:

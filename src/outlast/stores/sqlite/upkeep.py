@@ -30,6 +30,7 @@ __all__ = [
     "beat",
     "cancel",
     "leave",
+    "note_backup",
     "pause",
     "prune",
     "purge",
@@ -101,6 +102,7 @@ _BEAT = (
     "INSERT INTO workers (space, id, seen_at, info) VALUES (?, ?, ?, ?)"
     " ON CONFLICT DO UPDATE SET seen_at = excluded.seen_at, info = excluded.info"
 )
+_BACKUP = "INSERT OR REPLACE INTO meta (name, value) VALUES ('backup', ?)"
 _LEAVE = "DELETE FROM workers WHERE space = ? AND id = ?"
 _FORGET = "DELETE FROM workers WHERE space = ? AND seen_at < ?"
 
@@ -335,6 +337,11 @@ def pause(moves: Moves, queue: str, paused: bool) -> None:
 def beat(moves: Moves, info: WorkerInfo) -> None:
     """See ``Ledger.beat``."""
     moves.connection.execute(_BEAT, (moves.space, info.id, moves.clock.now(), dump(info).decode()))
+
+
+def note_backup(moves: Moves) -> None:
+    """Write down that a backup was made just now."""
+    moves.connection.execute(_BACKUP, (str(moves.clock.now()),))
 
 
 def leave(moves: Moves, worker: str) -> None:

@@ -1,0 +1,103 @@
+"""`outlast doctor`: what a deployment really survives."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from outlast.store import Durability
+
+if TYPE_CHECKING:
+    from outlast.cli.screen import Screen
+    from outlast.doctor import Report
+
+__all__ = ["doctor"]
+
+
+@click.command()
+@click.argument("url", envvar="OUTLAST_URL")
+@click.option(
+    "--require", type=click.Choice([str(each) for each in Durability]),
+    help="The class that must hold (default: that of the URL, else power).",
+)  # fmt: skip
+@click.option("--deep", is_flag=True, help="Read every row, and check it.")
+@click.option("--torture", type=click.IntRange(1, 86_400), metavar="SECONDS",
+              help="Kill own workers in a scratch namespace, and look for losses.")  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="The answer as JSON.")
+@click.pass_obj
+def doctor(
+    screen: Screen, url: str, require: str | None, deep: bool, torture: int | None, as_json: bool
+) -> int:
+    """Look at the store behind URL and say what accepted jobs survive.
+
+    Nothing of yours is changed. Exit codes: 0 fine, 1 weaker than required or broken, 2 can't tell,
+    3 unreachable.
+    """
+    from outlast.doctor import examine
+
+    screen.hide(url)
+    required = None if require is None else Durability[require.upper()]
+    report = asyncio.run(examine(url, required=required, deep=deep))
+    if as_json:
+        screen.json(_document(report))
+    else:
+        _show(screen, report)
+    code = report.exit_code
+    if torture is not None and report.reached:
+        from outlast.doctor.torture import torture as kill_and_check
+
+        verdict = kill_and_check(url, seconds=float(torture))
+        if as_json:
+            screen.json(verdict.document())
+        else:
+            for line in verdict.lines():
+                screen.line(line)
+        code = code or verdict.exit_code
+    return code
+
+
+def _document(report: Report) -> dict[str, Any]:
+    return {
+        "url": report.url,
+        "accepted": None if report.accepted is None else str(report.accepted),
+        "completed": None if report.completed is None else str(report.completed),
+        "required": str(report.required),
+        "exit_code": report.exit_code,
+        "findings": [
+            {
+                "id": finding.id,
+                "severity": str(finding.severity),
+                "read": finding.read,
+                "means": finding.means,
+                "remedy": finding.remedy,
+                "durability": None if finding.durability is None else str(finding.durability),
+            }
+            for finding in report.findings
+        ],
+    }
+
+
+_SURVIVES = {
+    Durability.MEMORY: "can die with the process",
+    Durability.PROCESS: "survives kill -9, not a power cut",
+    Durability.POWER: "survives kill -9 and a power cut, not the loss of the disk",
+    Durability.REPLICA: "survives the loss of a machine",
+}
+
+
+def _show(screen: Screen, report: Report) -> None:
+    screen.line(report.url)
+    for what, found in (("accepted", report.accepted), ("completed", report.completed)):
+        if found is None:
+            screen.line(f"{what:10} can't be told")
+        else:
+            verdict = "ok" if found >= report.required else f"required: {report.required}"
+            screen.line(f"{what:10} {found!s:8} {_SURVIVES[found]}  [{verdict}]")
+    for finding in (*report.worst(), *(f for f in report.findings if f.severity == "ok")):
+        screen.line(f"  {finding.severity!s:8} {finding.id:6} {finding.read}")
+        if finding.severity != "ok":
+            for text in (finding.means, finding.remedy and f"do: {finding.remedy}"):
+                if text:
+                    screen.line(f"{'':18}{text}")

@@ -1,0 +1,164 @@
+"""`outlast doctor --torture`: own producers and workers, killed without mercy, then counted.
+
+It works in a namespace of its own, which is emptied afterwards; nothing else is touched.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import tempfile
+from collections import defaultdict
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
+
+from outlast.access import ledger_of
+from outlast.chance import SystemChance
+from outlast.clock import SystemClock
+from outlast.doctor.torture_work import JOURNAL, NAMESPACE, make
+from outlast.job import Status
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from outlast.store import Ledger
+
+__all__ = ["Toll", "torture"]
+
+PRODUCERS, WORKERS = 2, 2
+QUIET = 60.0
+"""Seconds in which everything must have ended once nobody is killed any more."""
+
+
+class Toll(Struct, frozen=True, kw_only=True):
+    """What was counted."""
+
+    seconds: float
+    kills: int
+    accepted: int
+    ended: int
+    lost: int
+    invented: int
+    twice: int
+    unexplained: int
+    stuck: int
+    slowest: float
+    """The longest time from a kill to the next start of a job that it interrupted, in seconds."""
+
+    @property
+    def exit_code(self) -> int:
+        return int(bool(self.lost or self.invented or self.unexplained or self.stuck))
+
+    def document(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__struct_fields__}
+
+    def lines(self) -> Sequence[str]:
+        return (
+            f"torture: {self.kills} kills in {self.seconds:.0f} s",
+            f"  accepted {self.accepted}, ended {self.ended}, lost {self.lost},"
+            f" invented {self.invented}, stuck {self.stuck}",
+            f"  run twice {self.twice}, without a kill to explain it {self.unexplained}",
+            f"  an interrupted job started again after {self.slowest:.2f} s at most",
+        )
+
+
+def torture(url: str, *, seconds: float) -> Toll:
+    """Kill for so many seconds, let the rest be worked off, count, and tidy up. Blocks."""
+    namespace = f"outlast-verify-{SystemChance().uuid7()[-12:]}"
+    with tempfile.TemporaryDirectory(prefix="outlast-torture-") as folder:
+        journal = Path(folder, "journal")
+        journal.touch(0o600)
+        os.environ.update({"OUTLAST_URL": url, NAMESPACE: namespace, JOURNAL: str(journal)})
+        kills = asyncio.run(_kill(seconds))
+        return _count(journal, kills, asyncio.run(_tidy_up()), seconds)
+
+
+async def _kill(seconds: float) -> list[tuple[float, int]]:
+    """When each kill was, and of which process."""
+    clock, chance = SystemClock(), SystemChance()
+    roles = ["produce"] * PRODUCERS + ["work"] * WORKERS
+    processes = [_start(role) for role in roles]
+    kills = []
+    try:
+        end = clock.monotonic() + seconds
+        while clock.monotonic() < end:
+            await clock.sleep(0.3 + chance.random())
+            at = int(chance.random() * len(processes))
+            processes[at].kill()
+            kills.append((clock.monotonic(), processes[at].pid))
+            processes[at].wait()
+            processes[at] = _start(roles[at])
+        for process in processes[:PRODUCERS]:
+            process.kill()
+            process.wait()
+        await _until_empty(clock)
+    finally:
+        for process in processes:
+            if process.poll() is None:
+                process.communicate()
+    return kills
+
+
+def _start(role: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "outlast.doctor.torture_work", role], stdin=subprocess.PIPE
+    )
+
+
+async def _until_empty(clock: SystemClock) -> None:
+    app = make()
+    end = clock.monotonic() + QUIET
+    async with app:
+        while (await app.store.depth("default")).live and clock.monotonic() < end:
+            await clock.sleep(0.05)
+
+
+async def _tidy_up() -> dict[str, Status]:
+    """What became of every job; then the namespace is emptied."""
+    app = make()
+    found: dict[str, Status] = {}
+    async with app:
+        ledger: Ledger = ledger_of(app.store)
+        after = None
+        while jobs := await ledger.find(limit=1000, after=after):
+            found.update({job.id: job.status for job in jobs})
+            after = jobs[-1].id
+        if found:
+            await ledger.purge("default", list(Status))
+    return found
+
+
+def _count(
+    journal: Path, kills: list[tuple[float, int]], stored: dict[str, Status], seconds: float
+) -> Toll:
+    notes: dict[str, dict[str, list[tuple[int, float]]]] = defaultdict(lambda: defaultdict(list))
+    for line in journal.read_text().splitlines():
+        word, id, pid, at = line.split()
+        notes[word][id].append((int(pid), float(at)))
+    accepted = set(notes["added"])
+    killed = {pid: at for at, pid in kills}
+    twice = [id for id, ends in notes["end"].items() if len(ends) > 1]
+    unexplained, slowest = 0, 0.0
+    for starts in notes["start"].values():
+        for (worker, _), (_, again) in pairwise(starts):
+            if worker in killed:
+                slowest = max(slowest, again - killed[worker])
+            else:
+                unexplained += 1
+    return Toll(
+        seconds=seconds,
+        kills=len(kills),
+        accepted=len(accepted),
+        ended=sum(status is Status.DONE for status in stored.values()),
+        lost=sum(id not in stored for id in accepted),
+        invented=sum(id not in notes["adding"] for id in stored),
+        twice=len(twice),
+        unexplained=unexplained,
+        stuck=sum(not status.ended for status in stored.values()),
+        slowest=slowest,
+    )

@@ -1,0 +1,1 @@
+"""What the doctor finds, on real files that were made ill on purpose."""
