@@ -1,0 +1,189 @@
+"""After any calls in any order, the counts of the lines are right and no end is loose."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tests.fakes import FakeClock
+
+from outlast.errors import JobNotFound, KeyConflict, QueueFull
+from outlast.job import (
+    Death,
+    Failure,
+    Job,
+    Status,
+    cancelled,
+    dead,
+    done,
+    give_back,
+    retry,
+)
+from outlast.store import Durability
+from outlast.stores.sqlite import schema
+from outlast.stores.sqlite.store import SqliteStore
+from outlast.stores.sqlite.verify import verify
+
+if TYPE_CHECKING:
+    from outlast.job import Claim, Verdict
+
+OOPS = Failure(kind="error", message="oops")
+CRASH = Failure(kind="crash", message="boom")
+QUEUES = ["a", "b"]
+TASKS = ["t", "u", None]
+IDS = [f"id-{n}" for n in range(6)]
+
+some_jobs: st.SearchStrategy[list[dict[str, Any]]] = st.lists(
+    st.builds(
+        dict,
+        id=st.sampled_from(IDS),
+        queue=st.sampled_from(QUEUES),
+        task=st.sampled_from(TASKS),
+        payload=st.sampled_from([b"1", b"2"]),
+        priority=st.sampled_from([0, 0, 5]),
+        delay=st.sampled_from([None, None, 5.0]),
+        ttl=st.sampled_from([None, None, 8.0]),
+        key=st.sampled_from([None, None, "k", "l"]),
+        digest=st.sampled_from([b"d", b"d", b"e"]),
+        keep_key=st.sampled_from([0.0, 10.0]),
+        keep=st.sampled_from([0.0, 10.0, None]),
+        lane=st.sampled_from([None, None, "x", "y"]),
+        max_crashes=st.sampled_from([1, 2, None]),
+    ),
+    max_size=4,
+)
+kinds = st.sampled_from(["done", "retry", "later", "crash", "back", "untouched", "dead", "cancel"])
+verdicts = st.lists(st.tuples(st.integers(0, 9), kinds), max_size=3)
+acts = st.one_of(
+    st.tuples(st.just("add"), some_jobs, st.sampled_from([None, None, 2])),
+    st.tuples(st.just("claim"), st.integers(0, 4), st.booleans(), st.sampled_from(["w1", "w2"])),
+    st.tuples(st.just("settle"), verdicts, some_jobs),
+    st.tuples(st.just("renew"), st.integers(0, 9)),
+    st.tuples(st.just("recover"), st.integers(0, 3)),
+    st.tuples(st.just("died"), st.sampled_from(["w1", "w2"]), st.booleans(), st.booleans()),
+    st.tuples(st.just("prune"), st.integers(0, 5)),
+    st.tuples(st.just("cancel"), st.lists(st.sampled_from(IDS), max_size=3)),
+    st.tuples(st.just("revive"), st.lists(st.sampled_from(IDS), max_size=3)),
+    st.tuples(
+        st.just("purge"),
+        st.sampled_from(QUEUES),
+        st.lists(st.sampled_from([s for s in Status if s is not Status.RUNNING]), max_size=3),
+    ),
+    st.tuples(st.just("pause"), st.sampled_from(QUEUES), st.booleans()),
+    st.tuples(st.just("pass"), st.sampled_from([1.0, 6.0, 20.0])),
+)  # fmt: skip
+
+
+class Game:
+    """Two namespaces on one file, each with a handle, and the claims that were made."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = str(folder / "jobs.db")
+        self.clock = FakeClock()
+        self.stores = [
+            SqliteStore(self.path, namespace=n, durability=Durability.PROCESS, clock=self.clock)
+            for n in ("one", "two")
+        ]
+        self.claims: list[list[Claim]] = [[], []]
+
+    async def play(self, moves: list[tuple[int, tuple[Any, ...]]]) -> None:
+        for store in self.stores:
+            await store.open()
+        try:
+            for side, (name, *values) in moves:
+                await getattr(self, name if name != "pass" else "wait")(side, *values)
+        finally:
+            for store in self.stores:
+                await store.close()
+
+    async def add(self, side: int, jobs: list[dict[str, Any]], capacity: int | None) -> None:
+        try:
+            await self.stores[side].add([Job(**each) for each in jobs], capacity)
+        except (KeyConflict, QueueFull):
+            pass
+
+    async def claim(self, side: int, limit: int, newest: bool, worker: str) -> None:
+        self.claims[side] += await self.stores[side].claim(QUEUES, TASKS, limit, 9, worker, newest)
+
+    async def settle(self, side: int, which: list[tuple[int, str]], then: Any) -> None:
+        decided = []
+        for number, kind in which:
+            if number < len(self.claims[side]):
+                following = tuple(Job(**{**each, "key": None}) for each in then)
+                decided.append(verdict(self.claims[side][number], kind, following))
+        await self.stores[side].settle(decided)
+
+    async def renew(self, side: int, number: int) -> None:
+        await self.stores[side].renew(self.claims[side][:number], 9)
+
+    async def recover(self, side: int, limit: int) -> None:
+        await self.stores[side].recover(limit)
+
+    async def died(self, side: int, worker: str, alone: bool, started: bool) -> None:
+        ids = frozenset(IDS[:3]) if started else None
+        await self.stores[side].recover_worker(worker, Death(alone=alone, started=ids))
+
+    async def prune(self, side: int, limit: int) -> None:
+        await self.stores[side].prune(limit)
+
+    async def cancel(self, side: int, ids: list[str]) -> None:
+        await self.stores[side].cancel(ids)
+
+    async def revive(self, side: int, ids: list[str]) -> None:
+        try:
+            await self.stores[side].revive(ids)
+        except KeyConflict:
+            pass
+
+    async def purge(self, side: int, queue: str, status: list[Status]) -> None:
+        try:
+            await self.stores[side].purge(queue, status)
+        except JobNotFound:
+            pass
+
+    async def pause(self, side: int, queue: str, paused: bool) -> None:
+        await self.stores[side].pause(queue, paused)
+
+    async def wait(self, side: int, seconds: float) -> None:
+        self.clock.advance(seconds)
+
+
+def verdict(claim: Claim, kind: str, then: tuple[Job, ...]) -> Verdict:
+    made = {
+        "done": lambda: done(claim, b"1", then),
+        "retry": lambda: retry(claim, 0, OOPS, then),
+        "later": lambda: retry(claim, 5, OOPS, then),
+        "crash": lambda: retry(claim, 0, CRASH, then),
+        "back": lambda: give_back(claim, 0),
+        "untouched": lambda: give_back(claim, 0, started=False),
+        "dead": lambda: dead(claim, OOPS, then),
+        "cancel": lambda: cancelled(claim),
+    }
+    return made[kind]()
+
+
+def findings(path: str) -> list[str]:
+    connection = schema.connect(path, Durability.PROCESS)
+    try:
+        return verify(connection)
+    finally:
+        connection.close()
+
+
+@pytest.mark.timeout(60)
+@given(st.lists(st.tuples(st.integers(0, 1), acts), min_size=5, max_size=30))
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+def test_whatever_was_done_the_file_is_in_order(moves: list[tuple[int, tuple[Any, ...]]]) -> None:
+    folder = Path(tempfile.mkdtemp(prefix="outlast-test-"))
+    try:
+        game = Game(folder)
+        asyncio.run(game.play(moves))
+        assert findings(game.path) == []
+    finally:
+        shutil.rmtree(folder)
