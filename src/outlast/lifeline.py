@@ -35,6 +35,7 @@ import os
 import re
 import struct
 import sys
+import threading
 import weakref
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
@@ -56,6 +57,8 @@ _MAGIC = b"OUTLIFE1"
 _FREE, _BESIDE, _ALONE, _RETURNED = range(4)
 _OVERFLOWED, _CAUSE_KNOWN, _NO_BLAME = 1, 2, 4
 _GOOD_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,99}")
+TRIES = 300
+"""How often, a millisecond apart, to try for a new file before its name counts as taken."""
 ID_BYTES = 128
 """The longest job id that fits a mark; a longer one makes the marks say less, never wrong."""
 
@@ -314,12 +317,14 @@ def _write_at(path: str, at: int, data: bytes) -> None:
 
 
 def _create_locked(path: str) -> int:
-    """A file of ours, locked: its descriptor. Whoever tidies up may race with us."""
-    for _ in range(1000):
+    """A file of ours, locked: its descriptor. Whoever tidies up may hold or remove it meanwhile."""
+    moment = threading.Event()
+    for _ in range(TRIES):
         fd = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o600)
         if _try_lock(fd) and _is_at(fd, path):
             return fd
         os.close(fd)
+        moment.wait(0.001)
     raise _taken_id(path)
 
 

@@ -8,6 +8,7 @@ import signal
 import stat
 import subprocess
 import sys
+import threading
 import timeit
 from typing import TYPE_CHECKING
 
@@ -321,3 +322,25 @@ def test_a_mark_costs_less_than_a_microsecond(tmp_path: Path) -> None:
     # Three marks, and room for a slow machine.
     assert min(timeit.repeat(mark, number=2000, repeat=20)) / 2000 < 3e-6
     line.release()
+
+
+def test_those_who_tidy_up_never_keep_a_worker_from_its_start(tmp_path: Path) -> None:
+    ended = threading.Event()
+
+    def tidy() -> None:
+        while not ended.is_set():
+            dead(tmp_path)
+
+    tidying = [threading.Thread(target=tidy) for _ in range(2)]
+    for thread in tidying:
+        thread.start()
+    try:
+        for number in range(200):
+            line = Lifeline(tmp_path, f"w-{number}", 8)
+            line.hold()
+            assert (tmp_path / f"w-{number}.life").exists()
+            line.release()
+    finally:
+        ended.set()
+        for thread in tidying:
+            thread.join()
