@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -20,6 +21,7 @@ from outlast import (
     StoreClosed,
     Unsupported,
 )
+from outlast.stores.memory.registry import Registry
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -186,6 +188,18 @@ async def test_a_private_memory_store_is_one_store_however_often_it_is_opened() 
         assert await count(other) == 0
 
 
+def test_a_private_memory_store_goes_with_its_app() -> None:
+    app = make("memory://")
+    name = (app.url or "").removeprefix("memory://")
+    send_of(app).enqueue_sync(1)
+    assert (name, "default") in Registry._private
+    app._access.bridge.stop()
+    del app
+    gc.collect()
+    assert (name, "default") not in Registry._private
+    assert (name, "default") not in Registry._named
+
+
 class TestKeys:
     """C38 and its neighbours: the same key is the same job, and never a silent nothing."""
 
@@ -290,7 +304,7 @@ class TestLanes:
         plain = app.tasks["plain"]
         with pytest.raises(ConfigurationError, match="lane"):
             await plain.using(lane=lambda order, note="": "").enqueue(1)
-        with pytest.raises(ConfigurationError, match="lane"):
+        with pytest.raises(ConfigurationError, match="lane= function gave 7"):
             await plain.using(lane=lambda order, note="": 7).enqueue(1)  # type: ignore[arg-type,return-value]
         assert await count(app) == 0
 
@@ -323,7 +337,15 @@ class TestStoresThatCanDoLess:
             assert "again" not in poor.tasks
 
     @pytest.mark.parametrize(
-        "option", [{"delay": 1}, {"priority": 1}, {"key": "k"}, {"lane": "l"}, {"retry": 2}]
+        "option",
+        [
+            {"delay": 1},
+            {"priority": 1},
+            {"key": "k"},
+            {"lane": "l"},
+            {"retry": 2},
+            {"lane": lambda: "l"},
+        ],
     )
     async def test_when_a_call_asks_for_it(self, poor: Outlast, option: dict[str, object]) -> None:
         @poor.task(name="simple")
