@@ -79,6 +79,12 @@ async def test_each_queue_alone(store: FullStore) -> None:
     assert list(await store.get(["x", "y"])) == [None, None]
 
 
+async def test_each_namespace_alone(store: FullStore, place: Place) -> None:
+    other = await place.open("other")
+    await add(other, *(job() for _ in range(5)))
+    assert list(await store.add([job("x")], capacity=1)) == [Added("x")]
+
+
 async def test_all_tasks_of_a_queue_together(store: FullStore) -> None:
     await add(store, job(task="t1"), job(task="t2"))
     with pytest.raises(QueueFull):

@@ -71,6 +71,13 @@ async def test_spent_and_buried_with_signal_and_exit_code(
     assert await take(store) == []
 
 
+async def test_the_burial_of_one_touches_no_other(store: FullStore) -> None:
+    await start(store, job("a", max_crashes=1), worker="w2")
+    await add(store, job("b"))
+    await store.recover_worker("w2", Death(alone=True, started=frozenset({"a"})))
+    assert [(await get(store, id_)).crashes for id_ in ("a", "b")] == [1, 0]
+
+
 async def test_no_limit_of_crashes(store: FullStore) -> None:
     await add(store, job("a", max_crashes=None))
     for _ in range(6):

@@ -87,6 +87,14 @@ async def test_another_job_holds_its_key(store: FullStore, clock: FakeClock, end
         assert list(await store.revive(["x", "a"])) == [True, True]
 
 
+async def test_other_keys_are_no_hindrance(store: FullStore, clock: FakeClock) -> None:
+    await add(store, job("a", key="k", keep_key=0), job("b", key="other"))
+    await store.cancel(["a"])
+    clock.advance(1)
+    await store.prune(100)
+    assert list(await store.revive(["a"])) == [True]
+
+
 async def test_two_that_want_one_key(store: FullStore, clock: FakeClock) -> None:
     for id_ in ("a", "b"):
         await add(store, job(id_, key="k", keep_key=10))
