@@ -92,7 +92,7 @@ class Gets:
                 pump.getter_left()
 
     def _over(self) -> bool:
-        """After a shutdown: whether nothing is left. Where that has to be awaited, the pump sees."""
+        """After a shutdown: whether nothing is left. Where that must be awaited, the pump sees."""
         return self._pump.ended or (self._line.direct is not None and self.empty())
 
     def _has_item(self) -> bool:

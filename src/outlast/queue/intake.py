@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from outlast.errors import EnqueueUncertain
@@ -21,13 +22,18 @@ BATCH = 1000
 
 
 class _Parcel:
-    """The jobs of one call, all stored or none; ``sent`` tells the outcome."""
+    """The jobs of one call, all stored or none.
 
-    __slots__ = ("jobs", "sent")
+    ``sent`` wakes the caller, and is cancelled with it. ``flight`` is there once the jobs are on
+    their way, and tells the outcome to a caller that was cancelled.
+    """
 
-    def __init__(self, jobs: Sequence[Job]) -> None:
+    __slots__ = ("flight", "jobs", "sent")
+
+    def __init__(self, jobs: Sequence[Job], sent: asyncio.Future[None]) -> None:
         self.jobs = jobs
-        self.sent: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.sent = sent
+        self.flight: asyncio.Future[None] | None = None
 
 
 class Intake:
@@ -35,8 +41,9 @@ class Intake:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._waiting: dict[int, _Parcel] = {}
+        self._waiting: deque[_Parcel] = deque()
         self._sender: asyncio.Task[None] | None = None
+        self._alone: set[asyncio.Task[None]] = set()
 
     async def add(self, jobs: Sequence[Job], capacity: int | None = None) -> None:
         """Return when the jobs are durable. ``QueueFull`` if the queue would hold too many.
@@ -46,31 +53,21 @@ class Intake:
         and the cancellation strikes when the caller next waits for something. A second one is
         obeyed at once, and leaves the outcome open.
         """
-        parcel = _Parcel(jobs)
-        self._waiting[id(parcel)] = parcel
+        loop = asyncio.get_running_loop()
+        parcel = _Parcel(jobs, loop.create_future())
         if capacity is None:
-            self._start()
+            self._waiting.append(parcel)
+            self._start(loop)
         else:
             self._send_alone(parcel, capacity)
         try:
-            await asyncio.shield(parcel.sent)
+            await parcel.sent
         except asyncio.CancelledError:
-            if self._waiting.pop(id(parcel), None) is not None or parcel.sent.cancelled():
+            if parcel.flight is None or parcel.flight.cancelled():
                 raise
-            await self._outcome(parcel)
+            await _outcome(parcel.flight)
 
-    async def _outcome(self, parcel: _Parcel) -> None:
-        task = asyncio.current_task()
-        asked = task.cancelling() if task is not None else 0
-        try:
-            await asyncio.shield(parcel.sent)
-        except Exception:
-            raise asyncio.CancelledError from None
-        if task is not None:
-            task.get_loop().call_soon(_cancel_again, task, asked)
-
-    def _start(self) -> None:
-        loop = asyncio.get_running_loop()
+    def _start(self, loop: asyncio.AbstractEventLoop) -> None:
         sender = self._sender
         if sender is None or sender.done() or sender.get_loop() is not loop:
             # It begins in the next round of the loop, when all puts of this one are waiting.
@@ -78,9 +75,9 @@ class Intake:
 
     def _send_alone(self, parcel: _Parcel, capacity: int) -> None:
         """A limit may refuse one call and not the next: the store shares the commit instead."""
-        del self._waiting[id(parcel)]
-        task = asyncio.ensure_future(self._send([parcel], capacity))
-        parcel.sent.add_done_callback(lambda _: task)  # a task nobody refers to may vanish
+        task = asyncio.create_task(self._send([parcel], capacity))
+        self._alone.add(task)
+        task.add_done_callback(self._alone.discard)
 
     async def _send_waiting(self) -> None:
         while batch := self._take():
@@ -91,29 +88,51 @@ class Intake:
         batch: list[_Parcel] = []
         size = 0
         while self._waiting and size < BATCH:
-            parcel = self._waiting.pop(next(iter(self._waiting)))
-            if parcel.sent.get_loop() is loop:  # else its caller went with an earlier loop
+            parcel = self._waiting.popleft()
+            # Its caller was cancelled, or went with an earlier loop.
+            if not parcel.sent.done() and parcel.sent.get_loop() is loop:
                 batch.append(parcel)
                 size += len(parcel.jobs)
         return batch
 
     async def _send(self, parcels: Sequence[_Parcel], capacity: int | None) -> None:
-        jobs = [job for parcel in parcels for job in parcel.jobs]
+        if parcels[0].sent.done():  # cancelled before it could begin; of several, all are waiting
+            return
+        flight: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        jobs: list[Job] = []
+        for parcel in parcels:
+            parcel.flight = flight
+            jobs += parcel.jobs
         try:
             await self._store.add(jobs, capacity)
         except asyncio.CancelledError:
+            flight.cancel()
             for parcel in parcels:
                 parcel.sent.cancel()
             raise
         except Exception as error:
+            flight.set_exception(error)
+            flight.exception()  # nobody need look at it
             for parcel in parcels:
                 if not parcel.sent.done():
                     parcel.sent.set_exception(_own(error, parcel))
-                    parcel.sent.exception()  # a caller that is gone need not see it
         else:
+            flight.set_result(None)
             for parcel in parcels:
                 if not parcel.sent.done():
                     parcel.sent.set_result(None)
+
+
+async def _outcome(flight: asyncio.Future[None]) -> None:
+    """For a caller that was cancelled: return if its jobs are stored, else be cancelled."""
+    task = asyncio.current_task()
+    asked = task.cancelling() if task is not None else 0
+    try:
+        await asyncio.shield(flight)
+    except Exception:
+        raise asyncio.CancelledError from None
+    if task is not None:
+        task.get_loop().call_soon(_cancel_again, task, asked)
 
 
 def _own(error: Exception, parcel: _Parcel) -> Exception:

@@ -69,18 +69,19 @@ class PlainCodec:
 
     def __init__(self) -> None:
         self._json = ItemCodec()
+        self._plain = self._json.encode
 
     def encode(self, item: Any, /) -> bytes:
         """The bytes to store; ``EncodeError`` if the item would not come back as it is."""
         try:
-            data = self._json.encode(item)
+            data = self._plain(item)
         except EncodeError:
             pass  # tried again with tags, which knows more
         else:
             if _TAGGED not in data:
                 return data
         try:
-            return self._json.encode(_tagged(item, DEPTH))
+            return self._plain(_tagged(item, DEPTH))
         except EncodeError as error:
             raise EncodeError(f"{error} (a queue is told it as in Queue(type=Order))") from None
 
