@@ -116,7 +116,8 @@ async def _judge(folder: Path, told: Sequence[Event], drain: bool) -> dict[str, 
     after.write("cut")
     logging.getLogger("outlast").setLevel(logging.ERROR)
     store = sqlite_store(folder / DB, durability=Durability.PROCESS)
-    await store.open()
+    # Blocking is quicker than asking a thread, and nobody else waits here.
+    store.open_now()
     try:
         stage = Stage(store, after, worker="judge")
         if drain:
@@ -125,7 +126,7 @@ async def _judge(folder: Path, told: Sequence[Event], drain: bool) -> dict[str, 
             await stage.drain()
         final = await stage.dump()
     finally:
-        await store.close()
+        store.close_now()
     report = check([*told, *after.events], final, patience=ENDLESS)
     broken = report.broken
     if not drain:

@@ -224,8 +224,10 @@ def _section(kind: str, lines: Sequence[Line]) -> list[str]:
     page = [f"## {title}", "", text, ""]
     page += [f"- {WORDS[name]}: {_sum(honest, name):,.0f}" for name in COUNTS[kind]]
     recovery = max((line.number("recovery_worst") for line in honest), default=0.0)
-    if recovery:
+    if recovery and kind == "recovery":
         page.append(f"- worst recovery: {recovery:.2f} s")
+    elif recovery:
+        page.append(f"- longest wait for a second run, under fire all the while: {recovery:.2f} s")
     page.append(f"- seeds: {seeds}; {sum(line.seconds for line in lines) / 60:,.0f} minutes")
     lost, broken = _losses(lines)
     if kind != "mutants":

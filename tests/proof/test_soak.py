@@ -67,7 +67,7 @@ def test_the_report_adds_up_and_does_not_hide_losses() -> None:
     assert "| Kill -9, bare forks | 15 rounds | 0 | stuck 2 |" in page
     assert "| Power-loss replay | 7 images opened | 4 | 0 |" in page
     assert "- jobs acknowledged: 150" in page
-    assert "- worst recovery: 0.40 s" in page
+    assert "under fire all the while: 0.40 s" in page
     assert "- seeds: 0 to 1; 2 minutes" in page
     assert "python -m tests.proof.kill --seed 1" in page
 

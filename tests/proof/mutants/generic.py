@@ -71,13 +71,14 @@ class Pick(NamedTuple):
     file: str
     rule: Rule
     text: str
-    """What is replaced, its blanks made single."""
+    """How what is replaced begins, its blanks made single."""
     nth: int = 0
 
 
 def find(pick: Pick) -> Bug:
     """Generate that bug. Raises ``LookupError`` if the source has no such place any more."""
-    same = [bug for rule, bug in _made(pick.file) if rule == pick.rule and _flat(bug) == pick.text]
+    made = _made(pick.file)
+    same = [bug for rule, bug in made if rule == pick.rule and _flat(bug).startswith(pick.text)]
     if len(same) <= pick.nth:
         raise LookupError(f"{pick} is not generated any more: pick another")
     return same[pick.nth]
@@ -159,7 +160,27 @@ def _span(text: str, node: ast.expr | ast.stmt) -> tuple[int, int]:
     return start, end
 
 
-PICKED: tuple[Pick, ...] = ()
+CLAIMS, VERDICTS, UPKEEP = (f"{SQLITE}/{name}.py" for name in ("claims", "verdicts", "upkeep"))
+MOVES, WRITER, SCHEMA = (f"{SQLITE}/{name}.py" for name in ("moves", "writer", "schema"))
+
+PICKED: tuple[Pick, ...] = (
+    Pick(CLAIMS, "condition", "due <= ?"),
+    Pick(CLAIMS, "condition", "lane = ?2"),
+    Pick(CLAIMS, "condition", "attempt > 0"),
+    Pick(VERDICTS, "condition", "jobs.receipt = +v.r"),
+    Pick(UPKEEP, "condition", "jobs.receipt = +v.r"),
+    Pick(UPKEEP, "condition", "lease <= ?"),
+    Pick(UPKEEP, "condition", "worker = ?"),
+    Pick(UPKEEP, "condition", "gone_at <= ?"),
+    Pick(MOVES, "condition", "keys.until <= ?"),
+    Pick(MOVES, "condition", "k.key = +v.key"),
+    Pick(WRITER, "commit", 'self._connection.execute("COMMIT")'),
+    Pick(WRITER, "commit", 'self._connection.execute("ROLLBACK")'),
+    Pick(SCHEMA, "commit", 'connection.execute("COMMIT")'),
+    Pick("worker/worker.py", "awaits", "await claimed"),
+    Pick("worker/crew.py", "statement", "self._settle(verdict)"),
+    Pick("worker/renew.py", "statement", "self._refuse(refused)"),
+)
 """Those that are tried each time: they are known to be real bugs."""
 
 

@@ -1,0 +1,67 @@
+"""The tests on trial: bugs are planted in a copy of the product, and each has to be noticed.
+
+A harness that has never caught a bug proves nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.proof.mutants.generic import PICKED, Pick, find
+from tests.proof.mutants.plant import Bug, is_caught, plant, run_planted
+from tests.proof.mutants.planted import BUGS
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.timeout(150)
+
+
+def named(bug: Bug) -> str:
+    return bug.name
+
+
+def told(pick: Pick) -> str:
+    return f"{pick.file} {pick.rule}: {pick.text}"
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=named)
+def test_a_planted_bug_is_caught(bug: Bug) -> None:
+    assert is_caught(bug) == ""
+
+
+@pytest.mark.parametrize("pick", PICKED, ids=told)
+def test_a_generated_bug_is_caught(pick: Pick) -> None:
+    assert is_caught(find(pick)) == ""
+
+
+def test_there_are_enough_of_them() -> None:
+    assert len(BUGS) >= 25
+    assert len(PICKED) >= 10
+    assert len({bug.name for bug in BUGS}) == len(BUGS)
+
+
+def test_without_a_bug_the_same_tests_pass() -> None:
+    """Else a broken copy would catch everything."""
+    whole = Bug("none", "", "", "", ("-k", "sqlite", "tests/conformance/test_settle.py"))
+    outcome = run_planted(whole)
+    assert outcome.code == 0, outcome.output
+
+
+def test_a_bug_whose_place_is_gone_says_so() -> None:
+    bug = Bug("gone", "job.py", "no such text", "", ())
+    with pytest.raises(LookupError, match="plant the bug anew"):
+        run_planted(bug)
+    with pytest.raises(LookupError, match="pick another"):
+        find(Pick("worker/crew.py", "commit", "nothing"))
+
+
+def test_planting_changes_that_place_alone(tmp_path: Path) -> None:
+    file = tmp_path / "code.py"
+    file.write_text("a = 1\na = 1\nb = 2\n")
+    plant(file, Bug("b", "", "b = 2", "b = 3", ()))
+    plant(file, Bug("second a", "", "a = 1", "a = 9", (), at=6))
+    assert file.read_text() == "a = 1\na = 9\nb = 3\n"
+    with pytest.raises(LookupError):
+        plant(file, Bug("a", "", "= ", "== ", ()))
