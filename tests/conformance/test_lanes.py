@@ -84,6 +84,39 @@ async def test_who_does_not_know_the_first_one_may_take_the_next(store: FullStor
     assert ids(await take(store, tasks=["unknown"])) == ["1"]
 
 
+async def test_the_next_one_of_each_line_comes_when_the_lane_is_free(store: FullStore) -> None:
+    await add(store, *(job(f"{n}", lane="l", task=f"t{n % 2}") for n in range(6)))
+    await add(store, job("elsewhere", lane="l", queue="other", task="t1"))
+    everything: dict[str, Any] = {"queues": ["default", "other"], "tasks": ["t0", "t1"]}
+    [running] = await take(store, **everything)
+    assert running.job.id == "0"
+    assert await take(store, **everything) == []
+    await store.settle([done(running)])
+    for queue, task, expected in (
+        ("other", "t1", "elsewhere"),
+        ("default", "t0", "2"),
+        ("default", "t1", "1"),
+        ("default", "t1", "3"),
+        ("default", "t0", "4"),
+        ("default", "t1", "5"),
+    ):
+        [running] = await take(store, queues=[queue], tasks=[task])
+        assert running.job.id == expected
+        assert await take(store, **everything) == []
+        await store.settle([done(running)])
+    assert await take(store, **everything) == []
+
+
+async def test_a_paused_queue_does_not_hold_a_free_lane(store: FullStore) -> None:
+    await add(store, job("1", lane="l"), job("2", lane="l"), job("3", lane="l", queue="other"))
+    queues = ["default", "other"]
+    [running] = await take(store, queues=queues)
+    assert await take(store, queues=queues) == []
+    await store.settle([done(running)])
+    await store.pause("default")
+    assert ids(await take(store, queues=queues)) == ["3"]
+
+
 async def test_order_in_the_lane_is_claim_order(store: FullStore, clock: FakeClock) -> None:
     first = await start(store, job("first", lane="l"))
     await add(store, job("low", lane="l"), job("high", lane="l", priority=5))

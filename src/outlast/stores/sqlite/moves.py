@@ -52,11 +52,13 @@ _AT_THEIR_END = (
     " AND keys.key = +v.key AND keys.job = +v.job"
 )
 _NEXT_IN_LANE = (
-    "UPDATE jobs SET state = 1 WHERE seq = (SELECT seq FROM jobs WHERE space = ?1 AND lane = ?2"
-    " AND state = 2 ORDER BY priority DESC, rank, due, seq LIMIT 1)"
+    "UPDATE jobs SET state = 1 WHERE seq IN (SELECT seq FROM (SELECT seq, row_number() OVER"
+    " (PARTITION BY line ORDER BY priority DESC, rank, due, seq) AS n FROM jobs"
+    " WHERE space = ?1 AND lane = ?2 AND state = 2) WHERE n = 1)"
     " AND NOT EXISTS (SELECT 1 FROM jobs WHERE space = ?1 AND lane = ?2 AND (state = 3"
     " OR state < 3 AND attempt > 0))"
 )
+"""The first of each line: the first of all may be in a paused queue, or of a task nobody knows."""
 _END = (
     "UPDATE jobs SET state = ?2, failure = ifnull(?3, failure), finished_at = ?4, receipt = NULL,"
     " lease = NULL, gone_at = CASE WHEN ?2 <> 5 THEN ?4 + iif(opts IS NULL, 86400,"
