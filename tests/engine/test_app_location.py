@@ -98,6 +98,13 @@ def test_no_message_shows_a_password(url: str) -> None:
         shown = shown.__cause__ or shown.__context__
 
 
+def test_the_app_shows_no_password_either() -> None:
+    app = Outlast("memory://")
+    app._url = f"postgresql://user:{SECRET}@host/jobs"  # not in this version, but one day
+    assert app.url == "postgresql://user:***@host/jobs"
+    assert SECRET not in repr(app)
+
+
 @pytest.mark.parametrize(
     ("options", "found"),
     [
