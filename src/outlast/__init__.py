@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from outlast.job import Failure, Job, Progress, Status
     from outlast.queue import LifoQueue, PriorityQueue, Queue
     from outlast.retry import RetryPolicy
+    from outlast.sealing import Keys
     from outlast.store import Durability, Feature
     from outlast.task import AsyncTask, Call, SyncTask, Task
 
@@ -75,6 +76,7 @@ __all__ = [
     "JobFailed",
     "JobNotFound",
     "KeyConflict",
+    "Keys",
     "LeaseLost",
     "LifoQueue",
     "Outlast",
@@ -114,6 +116,7 @@ _HOMES = {
     "Handle": "handle",
     "Hooks": "hooks",
     "Job": "job",
+    "Keys": "sealing",
     "LifoQueue": "queue",
     "Outlast": "app",
     "PriorityQueue": "queue",

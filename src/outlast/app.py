@@ -8,7 +8,7 @@ import sys
 import threading
 from contextlib import asynccontextmanager
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, Self, TypeVar, cast, overload
 
 from outlast.access import Access
 from outlast.chance import SystemChance
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from outlast.hooks import Hooks
     from outlast.options import Lane, TaskOptions
     from outlast.retry import RetryPolicy
+    from outlast.sealing import Keys
     from outlast.store import Store
     from outlast.task import Call
     from outlast.worker import Worker
@@ -62,7 +63,8 @@ class Outlast:
     The URL is the argument, else the environment variable ``OUTLAST_URL``, else the content of
     the file that ``OUTLAST_URL_FILE`` names. ``durability`` is what the store must guarantee
     (default: that accepted jobs survive a power cut, where the store can). ``max_payload`` is in
-    bytes, for arguments and results alike; ``max_depth`` counts nested containers.
+    bytes, for arguments and results alike; ``max_depth`` counts nested containers. With ``keys``,
+    jobs are signed or sealed, and what nobody with a key has written is buried, not run.
 
     Raises ``ConfigurationError`` if the URL or an option is wrong.
 
@@ -82,6 +84,7 @@ class Outlast:
         create: bool = True,
         max_payload: int = 1 << 20,
         max_depth: int = 64,
+        keys: Keys | None = None,
         clock: Clock | None = None,
         chance: Chance | None = None,
     ) -> None:
@@ -89,6 +92,7 @@ class Outlast:
         self.namespace = namespace
         self._durability = _class(durability)
         self._create = create
+        self._keys = keys
         self._max_bytes = _count("max_payload", max_payload)
         self._max_depth = _count("max_depth", max_depth)
         self._clock = SystemClock() if clock is None else clock
@@ -310,7 +314,7 @@ class Outlast:
         return url
 
     def _connect(self, url: str, create: bool) -> Store:
-        return connect(
+        store = connect(
             url,
             namespace=self.namespace,
             durability=self._durability,
@@ -318,6 +322,11 @@ class Outlast:
             clock=self._clock,
             chance=self._chance,
         )
+        if self._keys is None:
+            return store
+        from outlast.sealing import Vault
+
+        return cast("Store", Vault(store, self._keys, self.namespace))
 
     def _register(
         self, fn: Callable[..., Any], name: str | None, options: TaskOptions

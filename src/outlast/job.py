@@ -49,7 +49,8 @@ class Failure(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     ``kind`` is one of ``error`` (the task raised), ``timeout``, ``crash`` (the worker died),
     ``expired``, ``cancelled``, ``undecodable`` (the payload doesn't fit the signature),
-    ``damaged`` (the stored bytes changed), ``lost`` (the lease ran out). ``since`` is when the
+    ``damaged`` (the stored bytes changed), ``untrusted`` (the signature is missing or does not
+    fit), ``lost`` (the lease ran out). ``since`` is when the
     first of the failed runs was started, by the store's clock, where a retry policy needs to know.
     """
 
