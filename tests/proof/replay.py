@@ -107,14 +107,26 @@ def judge_image(folder: Path, told: Sequence[Event], *, drain: bool) -> dict[str
 
     Without ``drain`` the store is only looked at; with it, all that is left is run to its end.
     """
-    return asyncio.run(_judge(folder, told, drain))
+    with _quiet():
+        return asyncio.run(_judge(folder, told, drain))
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Only errors are logged meanwhile: each of thousands of images gives cause for warnings."""
+    log = logging.getLogger("outlast")
+    before = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(before)
 
 
 async def _judge(folder: Path, told: Sequence[Event], drain: bool) -> dict[str, list[str]]:
     clock = itertools.count(int(told[-1].at) + 2 if told else 0)
     after = Memo(lambda: float(next(clock)), IMAGE_PID)
     after.write("cut")
-    logging.getLogger("outlast").setLevel(logging.ERROR)
     store = sqlite_store(folder / DB, durability=Durability.PROCESS)
     # Blocking is quicker than asking a thread, and nobody else waits here.
     store.open_now()
