@@ -113,14 +113,22 @@ class Intake:
         except Exception as error:
             flight.set_exception(error)
             flight.exception()  # nobody need look at it
-            for parcel in parcels:
-                if not parcel.sent.done():
-                    parcel.sent.set_exception(_own(error, parcel))
+            _fail(parcels, error)
         else:
             flight.set_result(None)
             for parcel in parcels:
                 if not parcel.sent.done():
                     parcel.sent.set_result(None)
+
+
+def _fail(parcels: Sequence[_Parcel], error: Exception) -> None:
+    """Each caller needs an error with a traceback, and ids, of its own."""
+    for parcel in parcels:
+        own = copy.copy(error)
+        if isinstance(own, EnqueueUncertain):
+            own.ids = tuple(job.id for job in parcel.jobs)
+        if not parcel.sent.done():
+            parcel.sent.set_exception(own)
 
 
 async def _outcome(flight: asyncio.Future[None]) -> None:
@@ -133,13 +141,6 @@ async def _outcome(flight: asyncio.Future[None]) -> None:
         raise asyncio.CancelledError from None
     if task is not None:
         task.get_loop().call_soon(_cancel_again, task, asked)
-
-
-def _own(error: Exception, parcel: _Parcel) -> Exception:
-    """The error for one caller among several: each needs a traceback, and ids, of its own."""
-    if isinstance(error, EnqueueUncertain):
-        return EnqueueUncertain(str(error), [job.id for job in parcel.jobs])
-    return copy.copy(error)
 
 
 def _cancel_again(task: asyncio.Task[Any], asked: int) -> None:

@@ -34,11 +34,11 @@ class Codec(Protocol):
 
 
 def codec_for(type: Any) -> Codec:
-    """The codec of items with that annotation.
+    """The codec of items with that annotation, or of plain values if there is none.
 
     Raises ``ConfigurationError`` if such items can't be carried.
     """
-    return PlainCodec() if type is Any else ItemCodec(type)
+    return PlainCodec() if type is None or type is Any else ItemCodec(type)
 
 
 _LEAVES: dict[type, str] = {

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections import deque
     from collections.abc import AsyncIterator, Coroutine, Iterable
     from contextlib import AbstractAsyncContextManager
-    from types import TracebackType
+    from types import TracebackType, UnionType
     from typing import Self
 
     from outlast.chance import Chance
@@ -81,7 +81,7 @@ class Queue(asyncio.Queue[T]):
         *,
         name: str,
         url: str = DEFAULT_URL,
-        type: builtins.type[T] | Any = Any,
+        type: builtins.type[T] | UnionType | None = None,
         codec: Codec | None = None,
         ack: Literal["done", "get"] = "done",
         commit: Literal["group", "each"] = "group",
