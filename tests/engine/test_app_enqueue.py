@@ -192,12 +192,12 @@ def test_a_private_memory_store_goes_with_its_app() -> None:
     app = make("memory://")
     name = (app.url or "").removeprefix("memory://")
     send_of(app).enqueue_sync(1)
-    assert (name, "default") in Registry._private
+    assert name in Registry._private
     app._access.bridge.stop()
     del app
     gc.collect()
-    assert (name, "default") not in Registry._private
-    assert (name, "default") not in Registry._named
+    assert name not in Registry._private
+    assert name not in Registry._named
 
 
 class TestKeys:

@@ -24,5 +24,5 @@ def open_memory(
     chance: Chance | None = None,
 ) -> MemoryStore:
     """A store, not opened yet, on the room of that name; without a name, on a room of its own."""
-    name, room = Registry.room(name, namespace)
-    return MemoryStore(room, f"memory://{name}", durability=durability, clock=clock, chance=chance)
+    house = Registry.house(name)
+    return MemoryStore(house, namespace, durability=durability, clock=clock, chance=chance)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from outlast.job import Added, Claim, Death, Depth, Job, Lost, Progress, Status, Verdict
     from outlast.store import Cancelled, Line, WorkerInfo
     from outlast.stores.memory.bell import Topic, Waiter
+    from outlast.stores.memory.registry import House
     from outlast.stores.memory.room import Room
 
 __all__ = ["MemoryStore"]
@@ -52,15 +53,16 @@ class MemoryStore:
 
     def __init__(
         self,
-        room: Room,
-        url: str,
+        house: House,
+        namespace: str,
         *,
         durability: Durability | None = None,
         clock: Clock | None = None,
         chance: Chance | None = None,
     ) -> None:
-        self.url = url
-        self._room = room
+        self.url = f"memory://{house.name}"
+        self._house = house
+        self._room = house.room(namespace)
         self._required = durability
         self._clock = clock or SystemClock()
         self._chance = chance or SystemChance()
