@@ -232,10 +232,9 @@ class AsyncTask(Task[P, R_co]):
 
     __module__ = "outlast"
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R_co]:
-        """Run the function here, without the queue."""
-        coroutine: Coroutine[Any, Any, R_co] = self.fn(*args, **kwargs)
-        return coroutine
+    if TYPE_CHECKING:
+
+        def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R_co]: ...
 
 
 class SyncTask(Task[P, R_co]):
@@ -243,10 +242,9 @@ class SyncTask(Task[P, R_co]):
 
     __module__ = "outlast"
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
-        """Run the function here, without the queue."""
-        result: R_co = self.fn(*args, **kwargs)
-        return result
+    if TYPE_CHECKING:
+
+        def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
 
 
 _replace = msgspec.structs.replace

@@ -120,6 +120,7 @@ async def test_it_is_not_open_while_it_opens(access: Access, places: Places) -> 
     with pytest.raises(StoreClosed):
         access.store()
     assert access.features is None
+    await access.close()
     slow.gate.set()
     await opening
     assert access.store() is not None

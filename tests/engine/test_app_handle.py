@@ -10,6 +10,7 @@ from datetime import date, timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from msgspec.structs import replace
 from tests.engine.by_hand import bury, call_off, claim_all, finish
 from tests.fakes import FakeClock
 
@@ -142,6 +143,18 @@ async def test_dead_by_a_crash_says_so(app: Outlast) -> None:
     await bury(app, Failure(kind="crash", message="the worker was killed by signal 9", signal=9))
     with pytest.raises(JobFailed, match=r"\(crash\): the worker was killed by signal 9$"):
         await handle.result(timeout=5)
+
+
+async def test_dead_without_a_reason_or_with_half_of_one(app: Outlast) -> None:
+    """What another store, or another version, may have left."""
+    first = await enqueue(app)
+    await bury(app, Failure(kind="lost"))
+    with pytest.raises(JobFailed, match=r"\(lost\): no message$"):
+        await first.result(timeout=5)
+    record = await first.job()
+    second: Handle[Any] = Handle("id", True, app._desk)
+    with pytest.raises(JobFailed, match=r"^job id is dead after 2 runs$"):
+        second._outcome(replace(record, id="id", task=None, attempt=2, failure=None))
 
 
 async def test_cancelled_by_someone(app: Outlast) -> None:
