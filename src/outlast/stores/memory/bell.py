@@ -45,7 +45,8 @@ class Bell:
 
     def __init__(self) -> None:
         self._counts: dict[Topic, int] = {}
-        self._waiters: dict[Topic, set[Waiter]] = {}
+        # In the order of their coming, not in that of their addresses: a simulation repeats it.
+        self._waiters: dict[Topic, dict[Waiter, None]] = {}
 
     def count(self, topic: Topic) -> int:
         return self._counts.get(topic, 0)
@@ -63,14 +64,14 @@ class Bell:
     def listen(self, topics: Iterable[Topic]) -> Waiter:
         waiter = Waiter(frozenset(topics))
         for topic in waiter.topics:
-            self._waiters.setdefault(topic, set()).add(waiter)
+            self._waiters.setdefault(topic, {})[waiter] = None
         return waiter
 
     def forget(self, waiter: Waiter) -> None:
         for topic in waiter.topics:
             waiters = self._waiters.get(topic)
             if waiters is not None:
-                waiters.discard(waiter)
+                waiters.pop(waiter, None)
                 if not waiters:
                     del self._waiters[topic]
 

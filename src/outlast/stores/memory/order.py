@@ -161,9 +161,9 @@ class Lane:
     def park(self, key: Any, row: Row, newest: bool) -> None:
         self._parked.setdefault((row.line, newest), Pile()).push(key, row)
 
-    def let_go(self) -> set[str]:
+    def let_go(self) -> dict[str, None]:
         """Give one parked job back to each line, if the lane is free; the queues that got one."""
-        queues: set[str] = set()
+        queues: dict[str, None] = {}
         if self.holder is not None:
             return queues
         for (line, newest), parked in list(self._parked.items()):
@@ -172,5 +172,5 @@ class Lane:
                 del self._parked[line, newest]
                 continue
             line.pile(newest).push(top[0], parked.pop())
-            queues.add(line.queue)
+            queues[line.queue] = None
         return queues
