@@ -43,10 +43,10 @@ async def serve(served: set[int]) -> None:
             visit = await queue.get()
             # At least once, never less: who comes a second time has been served already.
             if visit["customer"] not in served:
+                served.add(visit["customer"])
                 for _ in visit["basket"]:
                     await asyncio.sleep(0.001)  # scanning
                 print(visit["customer"], len(visit["basket"]), file=receipts, flush=True)
-                served.add(visit["customer"])
             queue.task_done()
 
 
