@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import subprocess
 from functools import cache
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 def _missing_tools(*tools: str) -> str | None:
@@ -68,3 +73,12 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             if what in required:
                 pytest.fail(f"OUTLAST_REQUIRE names {what!r}, but: {reason}", pytrace=False)
             pytest.skip(f"needs {what}: {reason}")
+
+
+@pytest.fixture(autouse=True)
+def _log_stays_as_it_is() -> Iterator[None]:
+    """A level that one test leaves behind hides warnings from whichever test comes next."""
+    loggers = (logging.getLogger(), logging.getLogger("outlast"))
+    before = [(log.level, log.disabled) for log in loggers]
+    yield
+    assert [(log.level, log.disabled) for log in loggers] == before, "put the log's level back"

@@ -33,6 +33,8 @@ HOLLOW = re.compile(r"|#.*|(\w+)=\1,|[\])}]+,?")
 
 # A test waits for the thing itself. These files may sleep, for the reason given.
 SLEEPERS = {
+    "tests/cases/program.py": "its jobs take a while, so that something can happen meanwhile",
+    "tests/cases/test_c27_cancelled_claims.py": "the moment of a cancellation is drawn by lot",
     "tests/proof/patience.py": "polls a condition for the rigs, and lets a fault's moment be drawn",
     "tests/proof/tolls.py": "its jobs take a while, so that they are hit while they run",
 }

@@ -29,7 +29,7 @@ ARGUMENTS: dict[str, tuple[str, ...] | None] = {
     "status": (), "jobs": (), "workers": (), "health": (), "show": ("x",), "retry": ("x",),
     "cancel": ("x",), "purge": ("default",), "pause": ("default",), "resume": ("default",),
     "backup": ("copy.db",), "enqueue": ("shop:sum",), "worker": None,
-    "demo": None, "bench": None,
+    "demo": None, "bench": None, "doctor": None,
 }  # fmt: skip
 """What each command is given besides; None where it opens no store of
 the user's, or becomes another program (tests/cli/test_worker.py looks at that one)."""
@@ -78,6 +78,28 @@ def test_no_command_shows_it(
     assert clean(result.output + result.stderr)
     if how in ("option", "environment", "file") and command != "enqueue":
         assert "postgresql://shop:***@" in result.output
+
+
+@pytest.mark.parametrize("password", [CANARY, CODED])
+@pytest.mark.parametrize("how", ["argument", "environment"])
+@pytest.mark.parametrize("more", [(), ("--json",), ("--debug",)], ids=str)
+def test_doctor_does_not_show_it(
+    shop: Shop,
+    monkeypatch: pytest.MonkeyPatch,
+    password: str,
+    how: str,
+    more: tuple[str, ...],
+) -> None:
+    url = f"postgresql://shop:{password}@db.example:5432/shop"
+    given: tuple[str, ...] = (url,)
+    if how == "environment":
+        monkeypatch.setenv("OUTLAST_URL", url)
+        given = ()
+    before = ("--debug",) if "--debug" in more else ()
+    result = shop.run(*before, "doctor", *given, *(m for m in more if m != "--debug"))
+    assert result.exit_code != 0
+    assert clean(result.output + result.stderr)
+    assert ("list of processes" in result.stderr) is (how == "argument")
 
 
 def test_a_password_on_the_command_line_is_warned_of(

@@ -6,7 +6,9 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
+from outlast.cli.target import warn_of_password
 from outlast.store import Durability
 
 if TYPE_CHECKING:
@@ -38,6 +40,8 @@ def doctor(
     from outlast.doctor import examine
 
     screen.hide(url)
+    if click.get_current_context().get_parameter_source("url") is ParameterSource.COMMANDLINE:
+        warn_of_password(screen, url)
     required = None if require is None else Durability[require.upper()]
     report = asyncio.run(examine(url, required=required, deep=deep))
     if as_json:

@@ -33,7 +33,10 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "resume": ("outlast.cli.acting", "Let workers take jobs from a queue again."),
     "health": ("outlast.cli.health", "Say by exit code whether all is well."),
     "backup": ("outlast.cli.saving", "Copy the store while it is in use, and verify the copy."),
-    "doctor": ("outlast.cli.doctor", "Find out what this deployment really survives."),
+    "doctor": (
+        "outlast.cli.doctor",
+        "Look at the store behind URL and say what accepted jobs survive.",
+    ),
     "check": ("outlast.cli.check", "Check an app's tasks without running them."),
     "bench": ("outlast.cli.bench", "Measure this machine and this disk."),
     "demo": ("outlast.cli.demo", "Work on real files while workers are killed; lose nothing."),

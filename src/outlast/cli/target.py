@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from outlast.cli.screen import Screen
     from outlast.store import Ledger, Line, Store
 
-__all__ = ["Target", "known_queue", "store_options"]
+__all__ = ["Target", "known_queue", "store_options", "warn_of_password"]
 
 T = TypeVar("T")
 
@@ -38,11 +38,7 @@ class Target:
         self._app = app
         self._namespace = namespace
         self._url = url
-        if url and has_password(url):
-            screen.note(
-                "Warning: a password on the command line can be read by every user of this machine"
-                " (in the list of processes); put the URL into OUTLAST_URL or OUTLAST_URL_FILE."
-            )
+        warn_of_password(screen, url)
         if url and app:
             raise click.UsageError("--url and --app both name the store: give one of them")
 
@@ -120,6 +116,15 @@ class Target:
             await store.close()
             raise
         return store
+
+
+def warn_of_password(screen: Screen, url: str | None) -> None:
+    """Say what is wrong with a URL of the command line that holds a password."""
+    if url and has_password(url):
+        screen.note(
+            "Warning: a password on the command line can be read by every user of this machine"
+            " (in the list of processes); put the URL into OUTLAST_URL or OUTLAST_URL_FILE."
+        )
 
 
 def store_options(
