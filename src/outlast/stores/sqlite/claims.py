@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import apsw
 import msgspec
@@ -65,9 +65,9 @@ _TAKEN = (
     + f", iif({USUAL}, NULL, json_array({TAIL.format(rank='hex(rank)')}))"
     + ")) FROM jobs WHERE state = 3 AND receipt = ?"
 )
-_TAKEN_ROWS = "SELECT seq, line FROM jobs WHERE state = 3 AND receipt = ?"
-_TAKEN_ROW = (
-    f"SELECT {HEAD.format(payload='payload')}, {TAIL.format(rank='rank')} FROM jobs WHERE seq = ?"
+_TAKEN_ROWS = (
+    f"SELECT {HEAD.format(payload='payload')}, {TAIL.format(rank='rank')} FROM jobs"
+    " WHERE state = 3 AND receipt = ?"
 )
 _LANES = "SELECT seq, lane FROM jobs WHERE seq IN (SELECT value FROM json_each(?))"
 _HOLDER = (
@@ -124,16 +124,20 @@ def claim(
     lines = _lines(moves, queues, tasks)
     if not lines:
         return []
-    token = chance.token()
-    taken = (token, moves.clock.monotonic() + lease, worker, now)
-    if newest or lanes or len(lines) > _MERGED:
-        source = partial(_newest if newest else _in_order, moves, lines)
-        chosen = _pick(moves, source, limit, lanes=bool(lanes))
-        execute(_TAKE % _SOME, (*taken, dump(chosen).decode()))
-    else:
-        execute(_TAKE % _candidates(lines), (*taken, limit))
+    claims: list[Claim] = []
+    damaged = True
+    while damaged and len(claims) < limit:
+        token = chance.token()
+        taken = (token, moves.clock.monotonic() + lease, worker, now)
+        left = limit - len(claims)
+        if newest or lanes or len(lines) > _MERGED:
+            source = partial(_newest if newest else _in_order, moves, lines)
+            chosen = _pick(moves, source, left, lanes=bool(lanes))
+            execute(_TAKE % _SOME, (*taken, dump(chosen).decode()))
+        else:
+            execute(_TAKE % _candidates(lines), (*taken, left))
+        damaged = _read(moves, token, now, worker, claims)
     moves.tell(ROOM)
-    claims = _read(moves, token, now, worker)
     if newest:
         claims.sort(key=lambda c: (-c.job.priority, c.job.rank, -sequence(c.receipt)))
     return claims
@@ -186,7 +190,7 @@ def _pick(
     chosen: dict[int, str | None] = {}
     while True:
         rows = [seq for seq in source(limit) if seq not in chosen]
-        of_lane = _lanes_of(moves, rows)
+        of_lane = dict(fetch(moves.connection, _LANES, dump(rows).decode()))
         held = []
         for seq in rows[: limit - len(chosen)]:
             lane = of_lane[seq]
@@ -197,16 +201,6 @@ def _pick(
         if not held:
             return list(chosen)
         moves.connection.execute(_HOLD, (dump(held).decode(),))
-
-
-def _lanes_of(moves: Moves, rows: Sequence[int]) -> dict[int, str | None]:
-    try:
-        return dict(fetch(moves.connection, _LANES, dump(rows).decode()))
-    except UnicodeDecodeError:
-        if len(rows) > 1:
-            return {seq: lane for row in rows for seq, lane in _lanes_of(moves, [row]).items()}
-        # Its lane is what is damaged: it is claimed, found out as damaged, and buried.
-        return {rows[0]: None}
 
 
 def _free(moves: Moves, lane: str, seq: int, chosen: Mapping[int, str | None]) -> bool:
@@ -242,12 +236,13 @@ def _newest(moves: Moves, lines: Sequence[int], limit: int) -> list[int]:
     return found
 
 
-def _read(moves: Moves, token: bytes, now: float, worker: str) -> list[Claim]:
+def _read(moves: Moves, token: bytes, now: float, worker: str, claims: list[Claim]) -> bool:
+    """Add what was taken under this token to the claims; whether some of it was damaged."""
     try:
         rows = parse_rows(moves.connection.execute(_TAKEN, (token,)).get)
     except (msgspec.MsgspecError, UnicodeDecodeError, apsw.SQLError):
-        rows = _read_one_by_one(moves, token)
-    claims: list[Claim] = []
+        # Somewhere in them is text, or JSON, that is none any more.
+        rows = [[*row[:8], row[8:]] for row in fetch(moves.connection, _TAKEN_ROWS, token)]
     damaged: list[int] = []
     counts: dict[int, int] = {}
     usual = True
@@ -276,19 +271,7 @@ def _read(moves: Moves, token: bytes, now: float, worker: str) -> list[Claim]:
         _bury_damaged(moves, damaged)
     if not usual:
         claims.sort(key=_claim_order)
-    return claims
-
-
-def _read_one_by_one(moves: Moves, token: bytes) -> list[list[Any]]:
-    """Somewhere in these rows is text that is none any more, or JSON: find out in which."""
-    rows: list[list[Any]] = []
-    for seq, line in fetch(moves.connection, _TAKEN_ROWS, token):
-        try:
-            (row,) = fetch(moves.connection, _TAKEN_ROW, seq)
-            rows.append([*row[:8], row[8:]])
-        except UnicodeDecodeError:
-            rows.append([seq, "", line, b"", _NO_CRC, 0.0, None, 0, None])
-    return rows
+    return bool(damaged)
 
 
 def _claim_order(claim: Claim) -> tuple[int, bytes, float, int]:
@@ -297,19 +280,16 @@ def _claim_order(claim: Claim) -> tuple[int, bytes, float, int]:
     return -job.priority, job.rank, due, sequence(claim.receipt)
 
 
-_DAMAGED = "SELECT seq, id, line, state, key, lane, NULL FROM jobs WHERE seq = ?"
-_DAMAGED_BEYOND = "SELECT seq, '', line, state, NULL, NULL, NULL FROM jobs WHERE seq = ?"
-_NO_CRC = -1
+_DAMAGED = (
+    "SELECT seq, id, line, state, key, lane, NULL FROM jobs"
+    " WHERE seq IN (SELECT value FROM json_each(?))"
+)
 
 
 def _bury_damaged(moves: Moves, damaged: Sequence[int]) -> None:
     """The stored bytes are not what was stored: keep them, run nothing, go on with the rest."""
-    rows: list[Any] = []
-    for seq in damaged:
-        try:
-            rows += fetch(moves.connection, _DAMAGED, seq)
-        except UnicodeDecodeError:
-            # Its key or its lane is what is damaged: nobody can say which one that was.
-            rows += fetch(moves.connection, _DAMAGED_BEYOND, seq)
+    rows = fetch(moves.connection, _DAMAGED, dump(damaged).decode())
     why = "the stored bytes changed since the job was added (digest mismatch); the job was not run"
     moves.end(rows, DEAD, Failure(kind="damaged", message=why))
+    # If it is the line that changed, it was never counted here, and now a good job isn't.
+    moves.recount({row[2] for row in rows})

@@ -74,7 +74,7 @@ class Reads:
         return self._space
 
     def get(self, ids: Sequence[str]) -> list[Job | None]:
-        rows = self.connection.execute(_BY_IDS, (self.space(), listed(ids))).fetchall()
+        rows = fetch(self.connection, _BY_IDS, self.space(), listed(ids))
         jobs = {job.id: job for job in map(self._job, rows)}
         return [jobs.get(identifier) for identifier in ids]
 
@@ -118,9 +118,7 @@ class Reads:
             where.append("id < ?" if last is None else "seq < ?")
             values.append(after if last is None else last)
         text = f"{_JOB} WHERE {' AND '.join(where)} ORDER BY seq DESC LIMIT ?"
-        return [
-            self._job(row) for row in self.connection.execute(text, (*values, limit)).fetchall()
-        ]
+        return [self._job(row) for row in fetch(self.connection, text, *values, limit)]
 
     def ended(self, ids: Sequence[str]) -> list[Job]:
         """Those that have ended. Raises ``JobNotFound`` for what isn't stored."""

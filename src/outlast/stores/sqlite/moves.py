@@ -7,9 +7,9 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from outlast.errors import KeyConflict
-from outlast.job import Added, Failure
+from outlast.job import DAY, Added, Failure
 from outlast.stores.sqlite.bell import ENDED, ROOM, WORK
-from outlast.stores.sqlite.rows import crc, dump, fetch, load_opts, opts_of
+from outlast.stores.sqlite.rows import crc, dump, fetch, option, opts_of
 from outlast.stores.sqlite.schema import CANCELLED, DEAD, DONE, HELD, READY, RUNNING, WAITING
 
 if TYPE_CHECKING:
@@ -28,6 +28,11 @@ _COUNT = (
     "UPDATE lines SET ready = ready + ?, delayed = delayed + ?, running = running + ?,"
     " done = done + ?, dead = dead + ?, cancelled = cancelled + ? WHERE id = ?"
 )
+_RECOUNT = (
+    "UPDATE lines SET ready = (SELECT count(*) FROM jobs WHERE line = ?1 AND state = 1)"
+    " + (SELECT count(*) FROM jobs WHERE lane IS NOT NULL AND line = ?1 AND state = 2)"
+    " WHERE id = ?1"
+)
 _QUEUED = "SELECT ifnull(sum(ready + delayed), 0) FROM lines WHERE space = ? AND queue = ?"
 _KNOWN_IDS = "SELECT id, crc FROM jobs WHERE space = ? AND id IN (SELECT value FROM json_each(?))"
 _ALIKE = "INSERT INTO jobs (id, payload, crc, space, line, created_at, opts, state) VALUES"
@@ -43,7 +48,7 @@ _IF_FREE = (
 )
 _KEYS = "WITH v (task, key) AS (VALUES"
 _HOLDERS = (
-    ") SELECT k.task, k.key, k.job, k.digest FROM v JOIN keys k"
+    ") SELECT k.task, k.key, k.job, k.digest, k.until FROM v JOIN keys k"
     " ON k.space = ? AND k.task = +v.task AND k.key = +v.key"
 )
 _FREE_KEYS = "WITH v (task, key, job, until) AS (VALUES"
@@ -59,11 +64,10 @@ _NEXT_IN_LANE = (
     " OR state < 3 AND attempt > 0))"
 )
 """The first of each line: the first of all may be in a paused queue, or of a task nobody knows."""
-_END = (
-    "UPDATE jobs SET state = ?2, failure = ifnull(?3, failure), finished_at = ?4, receipt = NULL,"
-    " lease = NULL, gone_at = CASE WHEN ?2 <> 5 THEN ?4 + iif(opts IS NULL, 86400,"
-    " iif(json_type(opts, '$.keep') IS NULL, 86400, opts ->> '$.keep')) END"
-    " WHERE seq IN (SELECT value FROM json_each(?1))"
+_ENDING = "WITH v (s, g) AS (VALUES"
+_IS_ENDED = (
+    ") UPDATE jobs SET state = ?, failure = ifnull(?, failure), finished_at = ?, receipt = NULL,"
+    " lease = NULL, gone_at = v.g FROM v WHERE jobs.seq = +v.s"
 )
 _DROP = "DELETE FROM jobs WHERE seq IN (SELECT value FROM json_each(?))"
 
@@ -203,6 +207,12 @@ class Moves:
                 self.connection.execute(_COUNT, (*delta, line))
         self._deltas.clear()
 
+    def recount(self, lines: Iterable[int]) -> None:
+        """Count anew what is ready in these lines: what is not counted is never claimed."""
+        self.flush()
+        for line in lines:
+            self.connection.execute(_RECOUNT, (line,))
+
     # -- coming in
 
     def add(self, jobs: Sequence[Job], capacity: int | None = None) -> list[Added]:
@@ -284,8 +294,8 @@ class Moves:
         holders = self._take_keys([jobs[i] for i in mine])
         for i in mine:
             job = jobs[i]
-            holder, digest = holders[job.task or "", job.key or ""]
-            if holder == job.id:
+            holder, digest, until = holders[job.task or "", job.key or ""]
+            if holder == job.id and until is None:
                 continue
             if not self.careful:
                 # It may be stored already, under a key that is another's since: ids come first.
@@ -300,21 +310,26 @@ class Moves:
             answers[i] = Added(holder, False)
         self.connection.execute("RELEASE keyed")
 
-    def _take_keys(self, jobs: Sequence[Job]) -> dict[tuple[str, str], tuple[str, bytes]]:
-        """Let the constraint decide who holds each key, then read who does."""
+    def _take_keys(
+        self, jobs: Sequence[Job]
+    ) -> dict[tuple[str, str], tuple[str, bytes, float | None]]:
+        """Let the constraint decide who holds each key, then read who does.
+
+        With a moment, the holder has ended and is remembered until then; it may be gone itself.
+        """
         self.values(
             _TAKE_KEYS,
             _IF_FREE,
             [(self.space, job.task or "", job.key, job.id, job.digest) for job in jobs],
             (self.clock.now(),),
         )
-        holders: dict[tuple[str, str], tuple[str, bytes]] = {}
+        holders: dict[tuple[str, str], tuple[str, bytes, float | None]] = {}
         for at in range(0, len(jobs), 256):
             pairs = [(job.task or "", job.key) for job in jobs[at : at + 256]]
             text = _KEYS + ",".join(["(?,?)"] * len(pairs)) + _HOLDERS
             flat = [value for pair in pairs for value in pair]
             found = self.connection.execute(text, [*flat, self.space])
-            holders.update({(task, key): (job, digest) for task, key, job, digest in found})
+            holders.update({(task, key): tuple(holder) for task, key, *holder in found})
         return holders
 
     def _insert_alike(self, jobs: Sequence[Job]) -> int:
@@ -380,9 +395,13 @@ class Moves:
             return
         now = self.clock.now()
         why = None if failure is None else dump(failure).decode()
-        keeps = {seq: load_opts(opts).get("keep", 1) if opts else 1 for seq, *_, opts in rows}
+        keeps = {seq: option(opts, "keep", DAY) for seq, *_, opts in rows}
         gone = [seq for seq, keep in keeps.items() if keep == 0 and state != DEAD]
-        self.connection.execute(_END, (dump(list(keeps)).decode(), state, why, now))
+        ends = [
+            (seq, None if keep is None or state == DEAD else now + keep)
+            for seq, keep in keeps.items()
+        ]
+        self.values(_ENDING, _IS_ENDED, ends, (state, why, now))
         for _, _, line, before, *_ in rows:
             self.moved(line, before, state)
         for seq, _, line, *_ in rows:
@@ -391,7 +410,7 @@ class Moves:
         if gone:
             self.connection.execute(_DROP, (dump(gone).decode(),))
         keyed = [
-            (self.name(line)[1] or "", key, identifier, now + _keep_key(opts))
+            (self.name(line)[1] or "", key, identifier, now + (option(opts, "keep_key", DAY) or 0))
             for _, identifier, line, _, key, _, opts in rows
             if key is not None
         ]
@@ -416,10 +435,6 @@ def _alike(size: int) -> str:
     """Rows that share all but id, payload and checksum: fewer values to bind."""
     rows = (f"(?{5 + 3 * n},?{6 + 3 * n},?{7 + 3 * n},?1,?2,?3,?4,1)" for n in range(size))
     return f"{_ALIKE}{','.join(rows)}{_ONCE}"
-
-
-def _keep_key(opts: str | None) -> float:
-    return float(load_opts(opts).get("keep_key", 86400.0)) if opts else 86400.0
 
 
 _INFINITY = float("inf")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import zlib
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,7 @@ __all__ = [
     "listed",
     "load_failure",
     "load_opts",
+    "option",
     "opts_of",
     "parse_rows",
     "status_of",
@@ -65,7 +67,7 @@ _PLAIN = (
 _NAMES = ("codec", "max_attempts", "max_crashes", "timeout", "keep_key", "keep")
 
 dump = msgspec.json.Encoder().encode
-_load = msgspec.json.Decoder().decode
+_load = msgspec.json.Decoder(dict[str, Any]).decode
 _load_failure = msgspec.json.Decoder(Failure).decode
 _load_progress = msgspec.json.Decoder(Progress).decode
 parse_rows = msgspec.json.Decoder(list[list[Any]]).decode
@@ -86,8 +88,21 @@ def storable(text: str) -> bool:
 
 
 def fetch(connection: apsw.Connection, text: str, *values: Any) -> list[Any]:
-    """All rows of one statement."""
-    return connection.execute(text, values).fetchall()
+    """All rows of one statement; in a job's texts, marks stand for what can't be read any more."""
+    try:
+        return connection.execute(text, values).fetchall()
+    except UnicodeDecodeError:
+        connection.create_scalar_function("legible", _legible, 1)
+        columns, rest = text.split(" FROM ", 1)
+        columns = _TEXTS.sub(r"legible(CAST(\1 AS BLOB))", columns)
+        return connection.execute(f"{columns} FROM {rest}", values).fetchall()
+
+
+_TEXTS = re.compile(r"\b(id|opts|key|lane|failure|progress|worker)\b")
+
+
+def _legible(*data: Any) -> str | None:
+    return None if data[0] is None else str(data[0], errors="replace")
 
 
 def crc(line: int, identifier: str, payload: bytes, opts: str | None) -> int:
@@ -139,10 +154,21 @@ def _differing(values: tuple[Any, ...]) -> dict[str, Any]:
 @lru_cache(maxsize=1024)
 def load_opts(text: str) -> Mapping[str, Any]:
     """The arguments of ``Job`` that ``opts_of`` put away. Shared: not to be changed."""
-    found: dict[str, Any] = _load(text)
+    found = _load(text)
     if "digest" in found:
         found["digest"] = bytes.fromhex(found["digest"])
     return found
+
+
+def option(opts: str | None, name: str, default: Any) -> Any:
+    """One of a job's options, for those who only clear up: what is damaged is as by default."""
+    if opts is None:
+        return default
+    try:
+        found = load_opts(opts).get(name, default)
+    except DAMAGE:
+        return default
+    return found if found is None or isinstance(found, int | float | bytes) else default
 
 
 def load_failure(text: str | None) -> Failure | None:

@@ -8,7 +8,7 @@ from outlast.errors import JobNotFound, KeyConflict
 from outlast.job import Failure, Lost, Status
 from outlast.stores.sqlite.bell import ENDED, ROOM, WORK
 from outlast.stores.sqlite.claims import expire, sequence
-from outlast.stores.sqlite.rows import dump, fetch, load_opts, storable
+from outlast.stores.sqlite.rows import dump, fetch, option, storable
 from outlast.stores.sqlite.schema import (
     CANCELLED,
     DEAD,
@@ -44,6 +44,12 @@ KEPT = 1_000_000
 """Done jobs kept at most, whatever their time."""
 _WORKER_MEMORY = 3600.0
 
+_UNCOUNTED = (
+    "SELECT id FROM lines WHERE space = ? AND ready <= 0"
+    " AND EXISTS (SELECT 1 FROM jobs WHERE line = lines.id AND state = 1)"
+)
+"""Lines that would be passed over though something is ready in them: a count was damaged."""
+
 _ROW = "seq, id, line, state, key, lane, opts"
 _RENEW = "WITH v (s, r) AS (VALUES"
 _RENEWED = (
@@ -69,7 +75,7 @@ _IS_PUT_BACK = (
     " attempt = attempt - v.unstarted, failure = ifnull(v.failure, jobs.failure), receipt = NULL,"
     " lease = NULL, worker = NULL FROM v WHERE jobs.seq = +v.s"
 )
-_SET_CRASHES = "UPDATE jobs SET crashes = ? WHERE seq = ?"
+_COUNT_RUN = "UPDATE jobs SET crashes = ?, attempt = attempt - ? WHERE seq = ?"
 _GONE = "SELECT seq, line, state FROM jobs WHERE gone_at <= ? AND space = ? LIMIT ?"
 _DONE = "SELECT ifnull(sum(done), 0) FROM lines WHERE space = ?"
 _OLDEST = (
@@ -144,9 +150,7 @@ def renew(
 
 def recover(moves: Moves, limit: int) -> int:
     """See ``Store.recover``: nobody knows what became of these workers."""
-    rows = moves.connection.execute(
-        _OVERDUE, (moves.clock.monotonic(), moves.space, limit)
-    ).fetchall()
+    rows = fetch(moves.connection, _OVERDUE, moves.clock.monotonic(), moves.space, limit)
     failure = Failure(kind="crash", message="the lease ran out: the worker died or was cut off")
     _return(moves, [(row, "crash" if row[7] else "suspect") for row in rows], failure)
     return len(rows)
@@ -154,7 +158,7 @@ def recover(moves: Moves, limit: int) -> int:
 
 def recover_worker(moves: Moves, worker: str, cause: Death) -> int:
     """See ``Store.recover_worker``."""
-    rows = moves.connection.execute(_OF_WORKER, (worker, moves.space)).fetchall()
+    rows = fetch(moves.connection, _OF_WORKER, worker, moves.space)
     if cause.started is None:
         started = {row[1] for row in rows}
     else:
@@ -179,11 +183,12 @@ def _return(moves: Moves, fates: Sequence[tuple[Any, str]], failure: Failure) ->
     for row, fate in fates:
         seq, _, line, state, _, _, opts, suspect, crashes, cancel = row
         crashes += fate == "crash"
-        limit = load_opts(opts).get("max_crashes", 3) if opts else 3
+        limit = option(opts, "max_crashes", 3)
         if fate == "crash" and limit is not None and crashes >= limit:
-            moves.connection.execute(_SET_CRASHES, (crashes, seq))
+            moves.connection.execute(_COUNT_RUN, (crashes, 0, seq))
             dead.append(row[:7])
         elif cancel:
+            moves.connection.execute(_COUNT_RUN, (crashes, fate == "untouched", seq))
             cancelled.append(row[:7])
         else:
             marked = fate in ("crash", "suspect") or (fate == "untouched" and suspect)
@@ -228,6 +233,8 @@ def prune(moves: Moves, limit: int) -> int:
         execute(_OLD_KEYS, (now, moves.space, limit - done))
         done += moves.connection.changes()
     execute(_FORGET, (moves.space, now - _WORKER_MEMORY))
+    moves.flush()
+    moves.recount(line for (line,) in fetch(moves.connection, _UNCOUNTED, moves.space))
     return done
 
 
@@ -264,8 +271,8 @@ def cancel(moves: Moves, ids: Sequence[str]) -> list[Cancelled]:
 
 
 def _by_id(moves: Moves, identifier: str) -> Any:
-    found = storable(identifier)
-    return moves.connection.execute(_BY_ID, (identifier, moves.space)).get if found else None
+    rows = fetch(moves.connection, _BY_ID, identifier, moves.space) if storable(identifier) else []
+    return rows[0] if rows else None
 
 
 def revive(moves: Moves, ids: Sequence[str]) -> list[bool]:
@@ -284,7 +291,7 @@ def revive(moves: Moves, ids: Sequence[str]) -> list[bool]:
         execute(_REVIVE, (seq,))
         moves.moved(line, state, READY)
         if key is not None:
-            digest = load_opts(opts).get("digest", b"") if opts else b""
+            digest = option(opts, "digest", b"")
             execute(_TAKE_KEY, (moves.space, moves.name(line)[1] or "", key, identifier, digest))
     if rows:
         moves.tell(WORK)
