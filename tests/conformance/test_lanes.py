@@ -281,6 +281,26 @@ async def test_revived_jobs_keep_to_their_lane(store: FullStore) -> None:
     assert sorted(seen) == ["1", "2"]
 
 
+async def test_a_lane_is_held_by_none_but_its_own_jobs(store: FullStore) -> None:
+    await start(store, job("plain"), job("1", lane="l"))
+    await add(store, job("2", lane="m"), job("3", lane="l"))
+    assert ids(await take(store, 1)) == ["2"]
+    assert ids(await take(store)) == []
+
+
+async def test_the_next_of_a_lane_is_of_the_same_namespace(store: FullStore, place: Place) -> None:
+    other = await place.open("other")
+    await start(other, job("a", lane="l"))
+    await add(other, job("b", lane="l"))
+    assert ids(await take(other)) == []
+    mine = await start(store, job("1", lane="l"))
+    await add(store, job("2", lane="l"))
+    assert ids(await take(store)) == []
+    await store.settle([done(mine)])
+    assert ids(await take(store)) == ["2"]
+    assert ids(await take(other)) == []
+
+
 async def test_lanes_are_of_one_namespace(store: FullStore, place: Place) -> None:
     await start(store, job("1", lane="l"))
     other = await place.open("other")
