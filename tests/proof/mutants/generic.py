@@ -2,7 +2,7 @@
 
     condition   one term of a WHERE or ON clause holds always
     commit      a COMMIT, ROLLBACK or BEGIN is left out
-    awaits      two neighbouring statements that await change places
+    awaits      two neighbouring statements, one of which awaits, change places
     statement   one call that stands for itself is left out
 
 ``python -m tests.proof.mutants.generic`` lists them; with ``--run N`` it tries N of them.
@@ -77,8 +77,7 @@ class Pick(NamedTuple):
 
 def find(pick: Pick) -> Bug:
     """Generate that bug. Raises ``LookupError`` if the source has no such place any more."""
-    made = _made(pick.file)
-    same = [bug for rule, bug in made if rule == pick.rule and _flat(bug).startswith(pick.text)]
+    same = [bug for rule, bug in _made(pick.file) if rule == pick.rule and _is(bug, pick.text)]
     if len(same) <= pick.nth:
         raise LookupError(f"{pick} is not generated any more: pick another")
     return same[pick.nth]
@@ -89,8 +88,9 @@ def bugs() -> list[Bug]:
     return [bug for file in KILLERS for bug in {bug.at: bug for _, bug in _made(file)}.values()]
 
 
-def _flat(bug: Bug) -> str:
-    return " ".join(bug.old.split())
+def _is(bug: Bug, text: str) -> bool:
+    flat = " ".join(bug.old.split())
+    return flat == text or flat.startswith(text + " ")
 
 
 def _made(file: str) -> Iterator[tuple[Rule, Bug]]:
@@ -132,7 +132,7 @@ def _moves(text: str) -> Iterator[Made]:
         if not isinstance(body, list):
             continue
         for before, after in pairwise(body):
-            if _awaits(before) and _awaits(after):
+            if _is_simple(before) and _is_simple(after) and (_awaits(before) or _awaits(after)):
                 start, middle = _span(text, before)
                 begin, end = _span(text, after)
                 swapped = text[begin:end] + text[middle:begin] + text[start:middle]
@@ -145,9 +145,12 @@ def _moves(text: str) -> Iterator[Made]:
                     yield "statement", start, old, "None"
 
 
+def _is_simple(step: ast.stmt) -> bool:
+    return isinstance(step, ast.Expr | ast.Assign)
+
+
 def _awaits(step: ast.stmt) -> bool:
-    simple = isinstance(step, ast.Expr | ast.Assign | ast.If)
-    return simple and any(isinstance(part, ast.Await) for part in ast.walk(step))
+    return any(isinstance(part, ast.Await) for part in ast.walk(step))
 
 
 def _span(text: str, node: ast.expr | ast.stmt) -> tuple[int, int]:
@@ -173,11 +176,11 @@ PICKED: tuple[Pick, ...] = (
     Pick(UPKEEP, "condition", "worker = ?"),
     Pick(UPKEEP, "condition", "gone_at <= ?"),
     Pick(MOVES, "condition", "keys.until <= ?"),
-    Pick(MOVES, "condition", "k.key = +v.key"),
+    Pick(MOVES, "condition", "queue = ?"),
     Pick(WRITER, "commit", 'self._connection.execute("COMMIT")'),
     Pick(WRITER, "commit", 'self._connection.execute("ROLLBACK")'),
     Pick(SCHEMA, "commit", 'connection.execute("COMMIT")'),
-    Pick("worker/worker.py", "awaits", "await claimed"),
+    Pick("worker/settle.py", "awaits", "batch, self.waiting"),
     Pick("worker/crew.py", "statement", "self._settle(verdict)"),
     Pick("worker/renew.py", "statement", "self._refuse(refused)"),
 )

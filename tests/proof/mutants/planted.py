@@ -197,8 +197,8 @@ STORE_BUGS = (
     Bug(
         "new work is accepted until the disk is full",
         WRITER,
-        "        if not adds or self._ballast.room(pending):",
-        "        if not adds or pending >= 0:",
+        "        if not adds or now < self._room_until:",
+        "        if not adds or now >= 0:",
         (
             f"{FAULTS}::test_s4_on_a_full_disk_new_work_is_refused_and_all_that_was_accepted_is"
             "_settled",
