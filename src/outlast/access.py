@@ -73,6 +73,11 @@ class Access:
             await session.store.close()
             raise
 
+    @property
+    def in_use(self) -> bool:
+        """Whether the store is open for anybody."""
+        return self._session is not None and bool(self._session.users)
+
     def store(self) -> Store:
         """The store that is open here. Raises ``StoreClosed`` saying what to do."""
         session = self._session

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import sys
 import threading
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, Self, TypeVar, cast, overload
 
@@ -26,7 +26,15 @@ from outlast.stores import connect, redact
 from outlast.task import AsyncTask, SyncTask, Task, default_name, kind_of
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
+    from collections.abc import (
+        AsyncIterator,
+        Callable,
+        Coroutine,
+        Iterable,
+        Iterator,
+        Mapping,
+        Sequence,
+    )
     from datetime import timedelta
     from types import TracebackType
 
@@ -213,6 +221,26 @@ class Outlast:
     def handle(self, id: str) -> Handle[Any]:
         """The handle of a job whose id was kept somewhere. Nothing is looked up yet."""
         return Handle(_text(id), False, self._desk)
+
+    @property
+    def clock(self) -> Clock:
+        """Where the app's times come from."""
+        return self._clock
+
+    @contextmanager
+    def stand_in(self, url: str, clock: Clock | None = None) -> Iterator[None]:
+        """For tests: another store, and perhaps another clock, for a while.
+
+        Raises ``ConfigurationError`` if the app is open.
+        """
+        if self._access.in_use:
+            raise ConfigurationError("the app is open: leave `async with app` first")
+        before = self._url, self._clock, self._durability
+        self._url, self._clock, self._durability = url, clock or self._clock, None
+        try:
+            yield
+        finally:
+            self._url, self._clock, self._durability = before
 
     async def open(self) -> None:
         """Open the store for this event loop, as ``async with app`` does.

@@ -1,0 +1,1 @@
+"""What the product offers to tests of programs that use it."""
