@@ -88,6 +88,15 @@ async def test_a_requested_one_does_not_come_back(
     assert await take(store) == []
 
 
+async def test_what_is_counted_of_the_last_run(store: FullStore) -> None:
+    await start(store, job("crashed"), job("ahead"))
+    await store.cancel(["crashed", "ahead"])
+    await store.recover_worker("w1", Death(started=frozenset({"crashed"}), alone=True))
+    crashed, ahead = await get(store, "crashed"), await get(store, "ahead")
+    assert (crashed.status, crashed.attempt, crashed.crashes) == (Status.CANCELLED, 1, 1)
+    assert (ahead.status, ahead.attempt, ahead.crashes) == (Status.CANCELLED, 0, 0)
+
+
 async def test_a_request_does_not_hinder_burial(store: FullStore) -> None:
     running = await start(store, job("a"))
     await store.cancel(["a"])

@@ -169,6 +169,18 @@ async def test_the_key_outlives_a_job_that_is_not_kept(store: FullStore, clock: 
     await add(store, job(key="ka"), job(key="kb"))
 
 
+async def test_the_holder_itself_is_not_stored_twice(store: FullStore, clock: FakeClock) -> None:
+    """An add is repeated when its answer was lost; the job may be over and gone by then."""
+    gone = job("a", key="k", keep=0, keep_key=100, digest=b"1")
+    running = await start(store, gone)
+    await store.settle([done(running)])
+    assert list(await store.add([gone])) == [Added("a", created=False)]
+    with pytest.raises(KeyConflict):
+        await store.add([job("a", key="k", digest=b"2")])
+    clock.advance(100)
+    await add(store, gone)
+
+
 async def test_a_pruned_key_is_free(store: FullStore, clock: FakeClock) -> None:
     running = await start(store, job("a", key="k", keep_key=10, keep=None))
     await store.settle([done(running)])
