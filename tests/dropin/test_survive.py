@@ -242,3 +242,28 @@ def test_every_item_is_handled_though_consumers_are_killed(url: str) -> None:
     assert set(handled) == set(range(total))
     queue: Queue[int] = Queue(name="q", url=url)
     assert rest(queue) == []
+
+
+def test_a_forked_child_leaves_the_parents_items_alone(url: str) -> None:
+    """What the parent has in memory or in hand isn't the child's; the child opens anew."""
+    with child("""
+        queue = Queue(name="q", url=URL, commit="each")
+        for number in range(20): await queue.put(number)
+        got = [await queue.get() for _ in range(6)]
+        ahead = len(queue._line.supply.window)
+        sys.stdout.flush()
+        pid = os.fork()
+        if pid == 0:
+            first = queue.get_nowait()
+            say("child", first == 6 + ahead, ahead > 0)
+            queue.task_done()
+            queue._end()
+            os._exit(0)
+        os.waitpid(pid, 0)
+        assert await queue.get() == 6
+        for number in range(7): queue.task_done(number)
+    """, url) as program:  # fmt: skip
+        assert program.end() == ["child True True"]
+    left = rest(Queue[int](name="q", url=url))
+    assert len(left) == 12
+    assert left == sorted(left)

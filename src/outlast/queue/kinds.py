@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from outlast.job import Job
-    from outlast.queue.window import Window
 
 __all__ = ["LifoQueue", "PriorityQueue"]
 
@@ -39,6 +38,7 @@ class PriorityQueue(Queue[T], asyncio.PriorityQueue[Any]):
     items that were in this process's memory, for a tenth of a second at most.
     """
 
+    _window = Ranked
     _needs = Feature.PRIORITY
 
     def __init__(
@@ -47,9 +47,6 @@ class PriorityQueue(Queue[T], asyncio.PriorityQueue[Any]):
         super().__init__(maxsize, **options)
         self._key = key
         self._kind = ""
-
-    def _window(self) -> Window:
-        return Ranked()
 
     def _job(self, item: T) -> Job:
         ranked = rank(item if self._key is None else self._key(item))
@@ -72,5 +69,4 @@ class LifoQueue(Queue[T], asyncio.LifoQueue[T]):
     tenth of a second at most.
     """
 
-    def _window(self) -> Window:
-        return Lifo()
+    _window = Lifo

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import weakref
 from math import ceil
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -20,7 +22,7 @@ from outlast.queue.supply import Supply
 from outlast.store import Direct
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from outlast.chance import Chance
     from outlast.clock import Clock
@@ -56,7 +58,7 @@ class Line:
         store: Store,
         name: str,
         *,
-        window: Window,
+        window: Callable[[], Window],
         codec: Codec,
         ack: Literal["done", "get"],
         commit: Literal["group", "each"],
@@ -72,26 +74,35 @@ class Line:
         self.each = commit == "each"
         self.pays = ack == "get"
         self.maxsize = maxsize
-        self.sending = 0
-        """Items on their way into the store, where there is a ``maxsize``."""
+        # A store that can be called directly is on this machine, where the dead are seen at once.
+        self._lease = LEASE if self.direct is None else DAY
+        self._window = window
+        self._clock = clock
+        self._chance = chance
+        self._max_crashes = max_crashes
+        self._start_anew()
+        if hasattr(os, "register_at_fork"):
+            forget = weakref.WeakMethod(self._start_anew)
+            os.register_at_fork(after_in_child=lambda: (forget() or _nothing)())
+
+    def _start_anew(self) -> None:
+        """Nothing is open and nothing in our hands; in a forked child, that is the parent's."""
         self.opened = False
         self.unfinished = 0
+        self.sending = 0
+        """Items on their way into the store, where there is a ``maxsize``."""
         self.changes = 0
         """Counts what would make a look at the store stale: items put and settled here."""
         self.recent: dict[str, Any] = {}
         """The first items that were put here and have not come back, to be shown to people."""
         self.holds = Holds()
-        self.settling = Settling(store, self.direct, clock)
-        self.intake = Intake(store)
-        # A store that can be called directly is on this machine, where the dead are seen at once.
-        self._lease = LEASE if self.direct is None else DAY
+        self.settling = Settling(self.store, self.direct, self._clock)
+        self.intake = Intake(self.store)
         self.supply = Supply(
-            store, self.direct, name, self._new_worker(chance), window, codec, self.settling, clock,
-            lease=self._lease, exact=maxsize > 0, pay=self.pays, alive=self._alive,
+            self.store, self.direct, self.name, self._new_worker(), self._window(), self.codec,
+            self.settling, self._clock, lease=self._lease, exact=self.maxsize > 0, pay=self.pays,
+            alive=self._alive,
         )  # fmt: skip
-        self._clock = clock
-        self._chance = chance
-        self._max_crashes = max_crashes
         self._opening: asyncio.Task[None] | None = None
         self._renewer: asyncio.Task[None] | None = None
         self._lifeline: lifeline.Lifeline | None = None
@@ -292,11 +303,10 @@ class Line:
                 line.release()
             else:
                 line.abandon()
-            self.supply.worker = self._new_worker(self._chance)
+            self.supply.worker = self._new_worker()
 
-    @staticmethod
-    def _new_worker(chance: Chance) -> str:
-        return f"queue-{chance.uuid7()}"
+    def _new_worker(self) -> str:
+        return f"queue-{self._chance.uuid7()}"
 
     async def recover_dead(self) -> None:
         """Put back at once what the dead processes of this machine held."""
@@ -326,3 +336,7 @@ class Line:
                 continue
             if lost:
                 _log.warning("queue %r lost %d claims to others", self.name, len(lost))
+
+
+def _nothing() -> None:
+    """Stands in for a line that is gone."""

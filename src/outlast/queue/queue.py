@@ -24,7 +24,7 @@ from outlast.stores import connect
 if TYPE_CHECKING:
     import builtins
     from collections import deque
-    from collections.abc import AsyncIterator, Coroutine, Iterable
+    from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
     from contextlib import AbstractAsyncContextManager
     from types import TracebackType, UnionType
     from typing import Self
@@ -73,6 +73,7 @@ class Queue(asyncio.Queue[T]):
     store can't do. The store itself is opened when it is first used.
     """
 
+    _window: Callable[[], Window] = Fifo
     _needs = Feature(0)
 
     def __init__(
@@ -101,7 +102,7 @@ class Queue(asyncio.Queue[T]):
         if missing := needs & ~store.features:
             raise Unsupported(f"{store.url} has no {missing.name}, which this queue needs")
         self._line = Line(
-            store, name, window=self._window(), codec=codec or codec_for(type), ack=ack,
+            store, name, window=self._window, codec=codec or codec_for(type), ack=ack,
             commit=commit, maxsize=maxsize, max_crashes=max_crashes, clock=clock, chance=chance,
         )  # fmt: skip
         self._pump = Pump(self._line, clock)
@@ -110,9 +111,6 @@ class Queue(asyncio.Queue[T]):
         self._bound: asyncio.AbstractEventLoop | None = None
         # It holds the line and not the queue: what this one leaves behind is tidied up after it.
         self._end = weakref.finalize(self, self._line.close_now)
-
-    def _window(self) -> Window:
-        return Fifo()
 
     # -- what it is
 
