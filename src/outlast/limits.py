@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
+from itertools import islice
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -85,7 +86,7 @@ def check_jobs(jobs: Sequence[Job]) -> bool:
     first = jobs[0]
     check_job(first)
     alike = True
-    for job in jobs:
+    for job in islice(jobs, 1, None):
         if alike and are_alike(job, first):
             id_ = job.id
             if not (0 < len(id_) <= MAX_ID and id_.isascii() and id_.isprintable()):
