@@ -37,7 +37,7 @@ class Child:
         code = FRAME.format(body=textwrap.indent(textwrap.dedent(body), "    "))
         self.process = subprocess.Popen(
             [sys.executable, "-X", "dev", "-W", "error", "-c", code, url],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
             env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
         )  # fmt: skip
 
@@ -48,6 +48,12 @@ class Child:
         line = self.process.stdout.readline()
         assert line, self.process.stderr.read()
         return line.strip()
+
+    def say(self, line: str) -> None:
+        """Something for it to read."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
 
     def expect(self, *lines: str) -> None:
         for line in lines:
