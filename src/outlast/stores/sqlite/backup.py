@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import apsw
 
-from outlast.errors import ConfigurationError, StoreDamaged, StoreFull
+from outlast.errors import ConfigurationError, StoreDamaged, StoreFull, StoreUnavailable
+from outlast.stores.sqlite.faults import mapped
 from outlast.stores.sqlite.files import sync_folder
+from outlast.stores.sqlite.forks import Forks
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 __all__ = ["backup"]
@@ -19,13 +22,29 @@ __all__ = ["backup"]
 _COUNT = "SELECT count(*), ifnull(sum(state < 4), 0) FROM jobs"
 
 
-def backup(connection: apsw.Connection, path: Path) -> dict[str, Any]:
-    """Copy what ``connection`` sees at one moment to a new file; writers needn't stop.
+def backup(connect: Callable[[], apsw.Connection], store: str, path: Path) -> dict[str, Any]:
+    """Copy ``store``, as it is at one moment, to a new file; writers needn't stop.
 
     The file has mode 0600, as the store. Raises ``ConfigurationError`` if there is something of
     that name, ``StoreDamaged`` if the copy isn't sound, ``StoreFull`` if there is no room for it;
     then nothing is left of it.
     """
+    try:
+        with Forks.busy(store):
+            connection = connect()
+            try:
+                return _backup(connection, path)
+            finally:
+                connection.close()
+    except apsw.FullError as error:
+        raise StoreFull(f"no space left for {path}; the copy was given up") from error
+    except apsw.Error as error:
+        raise mapped(error, store) from error
+    except OSError as error:
+        raise StoreUnavailable(f"can't write the copy: {error}") from error
+
+
+def _backup(connection: apsw.Connection, path: Path) -> dict[str, Any]:
     if os.path.lexists(path):
         raise _exists(path)
     part = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.part")
@@ -41,8 +60,6 @@ def backup(connection: apsw.Connection, path: Path) -> dict[str, Any]:
             os.close(descriptor)
         _name(part, path)
         sync_folder(str(path.parent.absolute()))
-    except apsw.FullError as error:
-        raise StoreFull(f"no space left for {path}; the copy was given up") from error
     finally:
         _remove(part)
     return {"path": str(path), "bytes": path.stat().st_size, "jobs": jobs, "live": live}

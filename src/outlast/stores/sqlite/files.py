@@ -32,6 +32,7 @@ __all__ = [
     "path_durability",
     "prepare_companion",
     "real",
+    "refuse_foreign_log",
 ]
 
 _log = logging.getLogger(__name__)
@@ -43,6 +44,8 @@ NETWORK = frozenset(
 )
 SMALLEST = 512
 """Bytes of the smallest database there is: one page of the smallest size."""
+_FORMATS = 18
+"""Where the header of a database says how it is written and read: 1 by a journal, 2 in WAL."""
 MOUNTS = "/proc/self/mountinfo"
 BALLAST = 10 << 20
 """Bytes of disk that are kept back so that a full disk still lets work be settled.
@@ -116,6 +119,29 @@ def _look_at(path: str, found: os.stat_result) -> None:
     elif found.st_mode & 0o077:
         _log.warning(
             "%s can be read by other users (mode %o); chmod 600 it", path, found.st_mode & 0o777
+        )
+
+
+def refuse_foreign_log(path: str) -> None:
+    """Raise ``StoreDamaged`` if a copy of a store was put where the log of another file still lies.
+
+    SQLite would take the log for the copy's own, and mix the pages of both. A backup is not in WAL
+    mode until it is first opened, which is before it has a log.
+    """
+    # In this order: somebody else may be the first to open it at this very moment.
+    try:
+        logged = os.stat(f"{path}-wal").st_size
+    except FileNotFoundError:
+        return
+    if not logged:
+        return
+    with open(path, "rb") as file:
+        file.seek(_FORMATS)
+        formats = file.read(2)
+    if formats == b"\x01\x01":
+        raise StoreDamaged(
+            f"{path}-wal is the log of another file than {path}, which is a copy; move {path}-wal"
+            f" and {path}-shm away, and open it again. Nothing was changed"
         )
 
 

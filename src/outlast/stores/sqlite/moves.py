@@ -6,8 +6,9 @@ import asyncio
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from outlast.errors import KeyConflict
+from outlast.errors import KeyConflict, SchemaMismatch
 from outlast.job import DAY, Added, Failure
+from outlast.stores.sqlite import schema
 from outlast.stores.sqlite.bell import ENDED, ROOM, WORK
 from outlast.stores.sqlite.rows import crc, dump, fetch, option, opts_of
 from outlast.stores.sqlite.schema import CANCELLED, DEAD, DONE, HELD, READY, RUNNING, WAITING
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Careful", "Moves"]
 
+_VERSION = "PRAGMA user_version"
 _ADD_LINE = "INSERT OR IGNORE INTO lines (space, queue, task) VALUES (?, ?, ?)"
 _LINES = "SELECT id, queue, task FROM lines WHERE space = ?"
 _COUNT = (
@@ -95,6 +97,7 @@ class Moves:
         self._fresh_lines = False
         self._news = 0
         self._texts: dict[tuple[str, str, int, int], str] = {}
+        self._version = 0
         self.connection: apsw.Connection
 
     # -- the transaction
@@ -102,10 +105,19 @@ class Moves:
     def attach(self, connection: apsw.Connection) -> None:
         """Work on this connection from now on."""
         self.connection = connection
+        self._version = len(schema.MIGRATIONS)
         self._forget_lines()
         self.space = 0
 
     def begin(self, *, careful: bool) -> None:
+        """In the transaction: ``SchemaMismatch`` if a newer outlast has changed the tables."""
+        version = self.connection.execute(_VERSION).get
+        if version != self._version:
+            raise SchemaMismatch(
+                f"{self.connection.filename} was brought to schema {version} by a newer outlast"
+                f" while it was in use; this one knows up to {self._version}. Upgrade outlast here"
+                " and start it again; nothing was changed"
+            )
         self.careful = careful
         self._news = 0
         if not self.space:

@@ -34,6 +34,8 @@ def prepare(
     """
     schema.check_library()
     is_there = files.look(path, create=create)
+    if is_there:
+        files.refuse_foreign_log(path)
     best, why = files.path_durability(path)
     if required > best:
         raise DurabilityError(

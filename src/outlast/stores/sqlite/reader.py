@@ -12,6 +12,7 @@ import apsw
 
 from outlast.errors import StoreClosed
 from outlast.stores.sqlite.faults import OF_ONE_CALL, UNREADABLE, mapped
+from outlast.stores.sqlite.forks import Gate
 from outlast.stores.sqlite.ledger import Reads
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ class Reader:
         self._calls: deque[tuple[Callable[[Reads], Any], Callable[[Any, Any], None]]] = deque()
         self._wake = threading.Event()
         self._closing = self._ended = False
+        self._gate = Gate()
         self._thread = threading.Thread(target=self._work, name="outlast-reader", daemon=True)
         self._thread.start()
 
@@ -95,7 +97,8 @@ class Reader:
             while self._calls:
                 run, answer = self._calls.popleft()
                 try:
-                    result = self._read(run)
+                    with self._gate:
+                        result = self._read(run)
                 except apsw.Error as error:
                     # Never go on with a connection that saw an I/O error.
                     self._sound = isinstance(error, (*OF_ONE_CALL, apsw.BusyError))
@@ -109,8 +112,9 @@ class Reader:
             if self._closing and not self._calls:
                 break
         # The last to close copies the log; what that leaves undone, the next one to open does.
-        with contextlib.suppress(apsw.Error):
+        with self._gate, contextlib.suppress(apsw.Error):
             self._reads.connection.close()
+        self._gate.close()
 
     def _read(self, run: Callable[[Reads], Any]) -> Any:
         # What was taken away would otherwise be read for ever, as if nobody wrote any more.

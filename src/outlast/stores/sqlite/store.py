@@ -28,6 +28,7 @@ from outlast.stores.sqlite.backup import backup
 from outlast.stores.sqlite.bell import ALL, ENDED, ROOM, WORK, Bell
 from outlast.stores.sqlite.claims import claim
 from outlast.stores.sqlite.faults import mapped
+from outlast.stores.sqlite.forks import Forks
 from outlast.stores.sqlite.ledger import Reads
 from outlast.stores.sqlite.moves import Moves
 from outlast.stores.sqlite.news import News
@@ -106,11 +107,14 @@ class SqliteStore:
 
     def open_now(self) -> None:
         """``open`` for callers without an event loop; blocks."""
+        if self._pid not in (0, os.getpid()):
+            self._lock = threading.Lock()  # a thread of the parent may have held it
         with self._lock:
             if self._writer is not None and self._pid == os.getpid():
                 return
             try:
-                self._open()
+                with Forks.busy(self.path):
+                    self._open()
             except apsw.Error as error:
                 raise mapped(error, self.path) from error
             except OSError as error:
@@ -148,6 +152,8 @@ class SqliteStore:
             writer.close()
             raise
         self._writer = writer
+        Forks.opened(identity)
+        self._identity = identity
         self._bell = Bell(folder, self._chance.token().hex(), self._news.heard)
         self._pid = os.getpid()
 
@@ -174,6 +180,7 @@ class SqliteStore:
             return
         writer.close()
         reader.close()
+        Forks.closed(self._identity)
         # Last: what the writer has committed on its way out is to be rung as well.
         self._bell = None
         bell.close()
@@ -406,22 +413,11 @@ class SqliteStore:
 
     async def backup(self, path: Path) -> dict[str, Any]:
         self._check_open()
-        found = await asyncio.to_thread(self._backup, path)
+        connect = partial(schema.connect, self.path, self._required, self._vfs)
+        found = await asyncio.to_thread(backup, connect, self.path, path)
         # For the doctor, which asks when the last one was made.
         await self._do(Op(upkeep.note_backup, True))
         return found
-
-    def _backup(self, path: Path) -> dict[str, Any]:
-        try:
-            connection = schema.connect(self.path, self._required, self._vfs)
-            try:
-                return backup(connection, path)
-            finally:
-                connection.close()
-        except apsw.Error as error:
-            raise mapped(error, self.path) from error
-        except OSError as error:
-            raise StoreUnavailable(f"can't write the copy: {error}") from error
 
     # -- the writer and the reader
 

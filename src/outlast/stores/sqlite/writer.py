@@ -28,6 +28,7 @@ from outlast.errors import (
 from outlast.limits import are_alike
 from outlast.stores.sqlite import schema
 from outlast.stores.sqlite.faults import OF_ONE_CALL, UNREADABLE, Doubtful, is_full, mapped
+from outlast.stores.sqlite.forks import Gate
 from outlast.stores.sqlite.moves import Careful, Moves
 from outlast.stores.sqlite.op import deliver
 from outlast.stores.sqlite.turn import Turn
@@ -93,6 +94,7 @@ class Writer:
         self._connection = self._open()
         self._sound = True
         identity.learn()
+        self._gate = Gate()
         self._thread = threading.Thread(target=self._work, name="outlast-writer", daemon=True)
         self._thread.start()
 
@@ -140,14 +142,16 @@ class Writer:
             self._wake.clear()
             while self._waiting:
                 group = self._take()
-                try:
-                    self._serve(group)
-                except BaseException as error:
-                    self._give_up(group, error)
+                with self._gate:
+                    try:
+                        self._serve(group)
+                    except BaseException as error:
+                        self._give_up(group, error)
             if self._closing and not self._waiting:
                 break
-        with contextlib.suppress(apsw.Error):
+        with self._gate, contextlib.suppress(apsw.Error):
             self._connection.close()
+        self._gate.close()
 
     def _take(self) -> list[Op[Any]]:
         group, size = [], 0
@@ -298,7 +302,8 @@ class Writer:
         pause = 0.0001
         with self._turn.waiting():
             while True:
-                time.sleep(pause)
+                with self._gate.outside():
+                    time.sleep(pause)
                 try:
                     connection.execute("BEGIN IMMEDIATE")
                 except apsw.BusyError:
