@@ -15,10 +15,13 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 CACHE = ROOT / ".cache" / "py313"
-NEEDED = ("apsw", "msgspec")
+NEEDED = """apsw msgspec click rich markdown-it-py mdurl pytest pytest-asyncio pytest-timeout
+hypothesis sortedcontainers iniconfig packaging pluggy pygments typing-extensions attrs""".split()
+"""What outlast needs, and what its own drop-in tests need."""
 
 TICKS = "counts rounds of the event loop in which a put must be done; ours waits for its commit"
 DURABLE = "expects join() to return one round after task_done(); ours returns when that is durable"
+OWN = ["limits", "order", "join", "shutdown", "cancel", "model", "owner"]
 DIFFERENT = {
     "QueueBasicTests.test_maxsize": TICKS,
     "QueuePutTests.test_put_cancelled_race": TICKS,
@@ -131,6 +134,20 @@ def test_group_passes_all_but_nine_of_python_313(python313: Path, tmp_path: Path
     found = run(python313, "group", tmp_path)
     assert len(found) >= 59
     check(found, DIFFERENT)
+
+
+@pytest.mark.needs("py313")
+@pytest.mark.timeout(300)
+def test_our_own_tests_agree_with_the_asyncio_of_python_313(python313: Path) -> None:
+    """There, `shutdown` and all else is compared with asyncio's own."""
+    files = [f"tests/dropin/test_{name}.py" for name in OWN]
+    done = subprocess.run(
+        [python313, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "not file", *files],
+        cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "has no shutdown" not in done.stdout
 
 
 @pytest.mark.needs("py313")
