@@ -7,6 +7,7 @@ import os
 import signal
 from typing import TYPE_CHECKING
 
+import apsw
 import pytest
 from tests.proof import journal as journals
 from tests.proof import tolls
@@ -44,6 +45,20 @@ def author(job: Job) -> tuple[int, int] | None:
     return tolls.author(job.result)
 
 
+def frozen_without_the_lock(child: Child, db: Path) -> bool:
+    """Stop it; in the middle of a commit it would stop everybody else too: let it go on then."""
+    child.freeze()
+    connection = apsw.Connection(str(db), flags=apsw.SQLITE_OPEN_READWRITE)
+    try:
+        connection.execute("BEGIN IMMEDIATE; ROLLBACK")
+    except apsw.BusyError:
+        os.kill(child.pid, signal.SIGCONT)
+        return False
+    finally:
+        connection.close()
+    return True
+
+
 @pytest.mark.timeout(60)
 def test_w2_a_zombies_verdict_is_refused(witness: Path, tmp_path: Path) -> None:
     rig = Journal(witness)
@@ -53,7 +68,7 @@ def test_w2_a_zombies_verdict_is_refused(witness: Path, tmp_path: Path) -> None:
     try:
         until(lambda: count(witness, "start") == 1, 20, "the first run begins")
         rig.write("stop", target=zombie.pid)
-        zombie.freeze()
+        until(lambda: frozen_without_the_lock(zombie, tmp_path / "proof.db"), 20, "it stands still")
         heir = fork(lambda: work(LEASE))
         until(lambda: count(witness, "end") == 1, 20, "the heir has done it")
         os.kill(zombie.pid, signal.SIGCONT)

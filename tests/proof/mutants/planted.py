@@ -159,7 +159,7 @@ STORE_BUGS = (
         CLAIMS,
         "except (msgspec.MsgspecError, UnicodeDecodeError, apsw.SQLError):",
         "except msgspec.MsgspecError:",
-        (f"{FAULTS}::test_s6_text_that_is_none_any_more_buries_its_job_alone",),
+        (f"{FAULTS}::test_s6_text_that_is_none_any_more_holds_nobody_up",),
     ),
     Bug(
         "delayed jobs come too soon",
