@@ -7,7 +7,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.dropin.steps import until
+from tests.dropin.steps import ASYNCIO, until
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -184,6 +184,34 @@ async def test_a_cancelled_getter_passes_its_item_on(queues: Queues) -> None:
         await asyncio.wait([second])
         assert first.result() == "a"
     assert queue.empty()
+
+
+async def test_a_getter_that_is_cancelled_while_being_woken_wakes_the_next(queues: Queues) -> None:
+    queue = queues.queue()
+    first, second = (asyncio.create_task(queue.get()) for _ in range(2))
+    await until(lambda: len(queue._getters) == 2)  # type: ignore[attr-defined]
+    queue.put_nowait("a")
+    first.cancel()
+    if queues.kind in (ASYNCIO, "memory-each", "file-each"):
+        await rounds(2)
+        assert second.done(), "asyncio takes two rounds of the loop for it"
+    assert await asyncio.wait_for(second, 5) == "a"
+    assert first.cancelled()
+
+
+async def test_a_putter_that_is_cancelled_while_being_woken_wakes_the_next(queues: Queues) -> None:
+    queue = queues.queue(1)
+    queue.put_nowait("a")
+    first, second = (asyncio.create_task(queue.put(item)) for item in "bc")
+    await until(lambda: len(queue._putters) == 2)  # type: ignore[attr-defined]
+    assert queue.get_nowait() == "a"
+    first.cancel()
+    if queues.kind in (ASYNCIO, "memory-each", "file-each"):
+        await rounds(2)
+        assert second.done()
+    await asyncio.wait_for(second, 5)
+    assert first.cancelled()
+    assert queue.get_nowait() == "c"
 
 
 async def test_cancelled_waiters_leave_nothing_behind(queues: Queues) -> None:

@@ -15,7 +15,10 @@ from outlast import (
     Handle,
     Job,
     JobFailed,
+    LifoQueue,
     Outlast,
+    PriorityQueue,
+    Queue,
     RetryPolicy,
     Status,
     SyncTask,
@@ -24,6 +27,7 @@ from outlast import (
 )
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Coroutine
 
 app = Outlast("memory://", durability=Durability.MEMORY)
@@ -158,3 +162,31 @@ def subclasses() -> None:
 @app.task
 def count_all() -> int:
     return 0
+
+
+async def queues() -> None:
+    typed = Queue(name="a", type=Receipt)
+    assert_type(typed, Queue[Receipt])
+    assert_type(await typed.get(), Receipt)
+    assert_type(typed.get_nowait(), Receipt)
+    assert_type(await typed.get_many(3), list[Receipt])
+    await typed.put(Receipt(1))
+    typed.task_done(Receipt(1))
+    async for item in typed:
+        assert_type(item, Receipt)
+    async with typed.item() as one:
+        assert_type(one, Receipt)
+    async with typed as same:
+        assert_type(same, Queue[Receipt])
+    pairs = Queue(name="a", type=tuple[int, str])
+    assert_type(await pairs.get(), tuple[int, str])
+    plain: Queue[str] = Queue(name="a", maxsize=3, ack="get")
+    assert_type(await plain.get(), str)
+    either: Queue[int | None] = Queue(name="a", type=int | None)
+    assert_type(await either.get(), int | None)
+    ranked = PriorityQueue(5, name="a", type=Receipt, key=lambda receipt: receipt.order)
+    assert_type(await ranked.get(), Receipt)
+    theirs: asyncio.Queue[Receipt] = Queue(name="a", type=Receipt)
+    stack: asyncio.LifoQueue[int] = LifoQueue(name="a")
+    lowest: asyncio.PriorityQueue[int] = PriorityQueue(name="a")
+    del theirs, stack, lowest

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from outlast import Call, Handle, Outlast, Task
+from outlast import Call, Handle, Outlast, PriorityQueue, Queue, Task
 
 app = Outlast("memory://", name="x")  # E: Unexpected keyword argument "name"
 
@@ -63,3 +63,14 @@ async def not_there() -> None:
     from outlast import Celery  # noqa: F401  # E: has no attribute "Celery"
 
     await send.delay(1)  # E: has no attribute "delay"
+
+
+async def wrong_queues() -> None:
+    queue = Queue(name="a", type=int)
+    await queue.put("x")  # E: incompatible type "str"; expected "int"
+    text: str = await queue.get()  # E: expression has type "int"
+    Queue()  # E: Missing named argument "name"
+    PriorityQueue()  # E: Missing named argument "name"|missing required
+    Queue(name="a", ack="never")  # E: expected "Literal['done', 'get']"
+    PriorityQueue(name="a", prio=5)  # E: Unexpected keyword argument "prio"
+    del text

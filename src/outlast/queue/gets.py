@@ -85,7 +85,8 @@ class Gets:
             try:
                 await pump.getters.wait(turn, bind, pump.getter_waits)
             except BaseException:
-                if pump.getters.was_woken(turn) and self._line.supply.sure():
+                # With "group" the pump sees to it, in its own time.
+                if pump.getters.was_woken(turn) and self._line.each and not self.empty():
                     pump.getters.wake()
                 raise
             finally:

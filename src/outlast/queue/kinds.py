@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, Required, TypedDict, TypeVar, Unpack
 
 from outlast.queue.queue import Queue
 from outlast.queue.rank import kind, rank
@@ -12,12 +12,33 @@ from outlast.store import Feature
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import UnionType
 
+    from outlast.chance import Chance
+    from outlast.clock import Clock
     from outlast.job import Job
+    from outlast.queue.items import Codec
+    from outlast.store import Durability
 
 __all__ = ["LifoQueue", "PriorityQueue"]
 
 T = TypeVar("T")
+
+
+class Options(TypedDict, Generic[T], total=False):
+    """What every queue is made with, by name; see :class:`~outlast.Queue`."""
+
+    name: Required[str]
+    url: str
+    type: type[T] | UnionType | None
+    codec: Codec | None
+    ack: Literal["done", "get"]
+    commit: Literal["group", "each"]
+    namespace: str
+    durability: Durability | None
+    max_crashes: int | None
+    clock: Clock | None
+    chance: Chance | None
 
 
 class PriorityQueue(Queue[T], asyncio.PriorityQueue[Any]):
@@ -42,7 +63,11 @@ class PriorityQueue(Queue[T], asyncio.PriorityQueue[Any]):
     _needs = Feature.PRIORITY
 
     def __init__(
-        self, maxsize: int = 0, *, key: Callable[[T], Any] | None = None, **options: Any
+        self,
+        maxsize: int = 0,
+        *,
+        key: Callable[[T], Any] | None = None,
+        **options: Unpack[Options[T]],
     ) -> None:
         super().__init__(maxsize, **options)
         self._key = key
