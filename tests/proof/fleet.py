@@ -123,6 +123,7 @@ class Fleet:
 
     def dismiss(self) -> None:
         """End the workers in order: each must exit by itself, with 0."""
+        until(self._all_there, 60, "everyone who is to be stopped in order has started")
         for boss in self.supervisors:
             self.rig.write("term", target=boss.pid)
             boss.send_signal(signal.SIGTERM)
@@ -135,6 +136,12 @@ class Fleet:
             if (code := child.wait(30)) != 0:
                 raise RuntimeError(f"a worker ended with {code}")
         self.workers.clear()
+
+    def _all_there(self) -> bool:
+        births = [event for event in journals.read(self.witness) if event.kind == "birth"]
+        born = {event.pid for event in births} | {event.target for event in births}
+        wanted = {boss.pid for boss in self.supervisors} | {child.pid for child in self.workers}
+        return wanted <= born
 
     def disband(self) -> None:
         """Whatever happened: nobody is left."""
@@ -202,12 +209,12 @@ def _call(dice: random.Random) -> Call[list[int]]:
 
 
 def work(lease: float = 15.0) -> None:
-    """A worker inside a program, until SIGTERM."""
-    tolls.say_hello()
+    """A worker inside a program, until SIGTERM; it says hello when it can be told to stop."""
 
     async def serve() -> None:
         stop = asyncio.Event()
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+        tolls.say_hello()
         async with tolls.app.worker(queues=[tolls.QUEUE], concurrency=4, lease=lease):
             await stop.wait()
 

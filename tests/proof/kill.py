@@ -22,7 +22,7 @@ from tests.proof import journal as journals
 from tests.proof.actors import drained_in_child, live
 from tests.proof.checker import Report, check
 from tests.proof.journal import Journal
-from tests.proof.patience import linger
+from tests.proof.patience import linger, until
 from tests.proof.processes import Child, fork
 from tests.proof.stores import sqlite_store
 
@@ -93,7 +93,10 @@ def _session(db: Path, witness: Path, rounds: int, dice: random.Random, deadline
         while done < rounds and time.monotonic() < deadline:
             number = dice.getrandbits(32)
             alive.append(fork(lambda n=number: _life(db, witness, n)))  # type: ignore[misc]
-            linger(dice.uniform(0.0, 0.05))
+            if dice.random() < 0.7:
+                # Most kills are to hit work; the others hit the opening, wherever it is by then.
+                _until_it_works(witness, alive[-1])
+            linger(dice.uniform(0.0, 0.04))
             if len(alive) < 2:
                 continue
             victim = alive.pop(dice.randrange(2))
@@ -109,6 +112,10 @@ def _session(db: Path, witness: Path, rounds: int, dice: random.Random, deadline
         rig.write("calm")
         rig.close()
     return done
+
+
+def _until_it_works(witness: Path, child: Child) -> None:
+    until(lambda: any(witness.glob(f"{child.pid}-*")) or not child.alive, 30, "it does something")
 
 
 def _life(db: Path, witness: Path, seed: int) -> None:

@@ -15,7 +15,6 @@ def test_a_thousand_forks_killed_at_random_moments() -> None:
     assert toll.rounds == 1000
     assert toll.acknowledged > 5000
     assert toll.broken == {}, "\n\n".join(toll.stories)
-    assert toll.recovery_p99 < 5.0
 
 
 @pytest.mark.needs("cut")
@@ -43,8 +42,6 @@ def test_three_hundred_kills_of_real_workers_and_producers() -> None:
     assert toll.acknowledged > 1000
     assert toll.explained > 50, "kills that interrupt nothing prove nothing"
     assert toll.broken == {}, "\n\n".join(toll.stories)
-    # Many kills a second on a busy machine: what one kill costs is measured elsewhere.
-    assert toll.recovery_p99 < 10.0
 
 
 @pytest.mark.alone
