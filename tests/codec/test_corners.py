@@ -131,7 +131,7 @@ class TestAnnotations:
             (Pairs[int], [(1, 2)]), (Link, Link(1, Link(2, Link(3, "end")))), (Link, Link(1)),
             (Bag, Bag(names={"a", "b"}, table={"a": (1, 2)})),
         ],
-        ids=str,
+        ids=lambda value: "bag" if isinstance(value, Bag) else str(value),
     )  # fmt: skip
     def test_seldom_ones(self, annotation: Any, value: Any) -> None:
         assert carries(annotation, value)
