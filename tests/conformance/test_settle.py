@@ -187,6 +187,19 @@ async def test_the_next_holder_is_not_disturbed(store: FullStore, kind: str) -> 
 
 
 @every_verdict
+async def test_the_next_holder_of_what_is_not_kept_is_not_disturbed(
+    store: FullStore, kind: str
+) -> None:
+    old = await start(store, job("a", keep=0))
+    await store.settle([give_back(old)])
+    [new] = await take(store, worker="w2")
+    assert list(await store.settle([VERDICTS[kind](old)])) == [Lost(old, "lost")]
+    assert await get(store, "a") == new.job
+    assert list(await store.settle([done(new)])) == []
+    assert list(await store.get(["a"])) == [None]
+
+
+@every_verdict
 async def test_a_job_that_is_gone(store: FullStore, kind: str) -> None:
     running = await start(store, job("a", keep=0))
     await store.settle([done(running)])
