@@ -1,0 +1,268 @@
+"""Opening, closing, ending without closing, and coming back after a kill or a restart."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+from typing import TYPE_CHECKING
+
+import apsw
+import pytest
+from tests.conformance.steps import job
+from tests.proof.patience import until
+from tests.stores.children import Child, listen, say
+from tests.stores.test_sqlite_counts import findings
+
+from outlast.errors import StoreClosed, StoreUnavailable
+from outlast.job import done
+from outlast.lifeline import Lifeline
+from outlast.store import Durability
+from outlast.stores.sqlite import reader, schema
+from outlast.stores.sqlite.store import SqliteStore
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.stores.conftest import Opener
+
+
+def threads() -> set[str]:
+    return {thread.name for thread in threading.enumerate() if thread.name.startswith("outlast")}
+
+
+async def test_open_and_close_may_be_repeated(db: Path) -> None:
+    store = SqliteStore(str(db))
+    await store.close()
+    for _ in range(3):
+        await store.open()
+        await store.open()
+        await store.add([job()])
+        assert threads() >= {"outlast-writer", "outlast-reader"}
+        await store.close()
+        await store.close()
+        assert threads() == set()
+    with pytest.raises(StoreClosed, match="is not open: use it between"):
+        await store.add([job()])
+    with pytest.raises(StoreClosed):
+        await store.find()
+
+
+async def test_many_may_open_and_close_at_once(db: Path) -> None:
+    store = SqliteStore(str(db))
+    await asyncio.gather(*(store.open() for _ in range(8)))
+    assert sum(thread.name == "outlast-writer" for thread in threading.enumerate()) == 1
+    await store.add([job()])
+    await asyncio.gather(*(store.close() for _ in range(8)))
+    assert threads() == set()
+
+
+async def test_an_opening_that_fails_leaves_nothing_running(
+    db: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = SqliteStore(str(db))
+
+    def fail(*_: object) -> None:
+        raise apsw.CantOpenError("injected")
+
+    for what in ("Reads", "Gate"):
+        with monkeypatch.context() as patch:
+            patch.setattr(reader, what, fail)
+            with pytest.raises(StoreUnavailable):
+                await store.open()
+        until(lambda: not threads(), 5, "its threads have ended")
+        with pytest.raises(StoreClosed):
+            await store.add([job()])
+    await store.open()
+    await store.add([job()])
+    await store.close()
+
+
+async def test_calls_that_come_while_it_closes_are_answered(db: Path) -> None:
+    """Each is done, or refused; none waits for ever."""
+    for _ in range(10):
+        store = SqliteStore(str(db), durability=Durability.PROCESS)
+        await store.open()
+        over = threading.Event()
+        answers: list[str] = []
+
+        def call(store: SqliteStore = store, answers: list[str] = answers) -> None:
+            while True:
+                try:
+                    store.add_now([job()])
+                    store.depth_now("default")
+                    answers.append("done")
+                except StoreClosed:
+                    answers.append("refused")
+                    return
+
+        callers = [threading.Thread(target=call) for _ in range(3)]
+        for each in callers:
+            each.start()
+        until(lambda a=answers: len(a) > 5, 5, "they are at it")  # type: ignore[misc]
+        await asyncio.wait_for(store.close(), 10)
+        over.set()
+        for each in callers:
+            each.join(5)
+            assert not each.is_alive(), "it hangs"
+        assert answers.count("refused") == 3
+
+
+ENDINGS = {
+    "falls off its end": "",
+    "sys.exit": "import sys; sys.exit(0)",
+    "a thread of its own": (
+        "import threading; threading.Thread(target=store.depth_now, args=('q',)).start()"
+    ),
+    "an atexit that closes": "import atexit; atexit.register(store.close_now)",
+    "an atexit that works and closes": (
+        "import atexit; atexit.register(store.close_now);"
+        "atexit.register(lambda: store.add_now([Job(id='last')]))"
+    ),
+    "an error": "import os; os.close(2); raise ValueError",
+    "forgotten": "del store",
+}
+
+
+@pytest.mark.parametrize("ending", ENDINGS.values(), ids=ENDINGS.keys())
+def test_a_program_that_does_not_close_ends_all_the_same(
+    db: Path, opened: Opener, ending: str
+) -> None:
+    program = (
+        "from outlast.job import Job\nfrom outlast.stores import connect\n"
+        f"store = connect('sqlite:///{db}')\nstore.open_now()\n"
+        "store.add_now([Job(id='a')])\nstore.claim_now(['q'], [None], 1, 60, 'w')\n"
+        f"{ending}\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], timeout=15, check=False, capture_output=True, text=True
+    )
+    assert done.returncode == (1 if "raise" in ending else 0)
+    assert done.stderr == ""
+    assert opened(db).depth_now("default").live == (2 if "last" in ending else 1)
+
+
+def is_killed(path: str) -> None:
+    """In a child: a worker with claims, one of which it has begun, in the middle of adding."""
+    store = SqliteStore(path)
+    store.open_now()
+    assert store.lifelines is not None
+    life = Lifeline(store.lifelines, "doomed")
+    life.hold()
+    claims = store.claim_now(["default"], [None], 10, 1e9, "doomed")
+    life.mark_started(claims[0].job.id, alone=True)
+    say([claim.job.id for claim in claims])
+    number = 0
+    while True:
+        store.add_now([job(f"late-{number}")])
+        number += 1
+        if number == 20:
+            say("go on")
+
+
+@pytest.mark.timeout(60)
+def test_a_large_file_after_a_kill(db: Path, opened: Opener) -> None:
+    """It opens at once, the dead worker's jobs are back, and all is in order."""
+    store = opened(db, durability=Durability.PROCESS)
+    for at in range(0, 100_000, 5000):
+        store.add_now([job(f"job-{n:06}") for n in range(at, at + 5000)])
+    store.close_now()
+    with Child(is_killed, path=str(db)) as child:
+        claimed = child.hear()
+        assert child.hear() == "go on"
+        child.process.send_signal(signal.SIGKILL)
+        child.process.wait(5)
+    again = opened(db)
+    claims = again.claim_now(["default"], [None], 10, 60, "w")
+    assert [claim.job.id for claim in claims] == claimed
+    assert [claim.job.attempt for claim in claims] == [2] + [1] * 9
+    assert [claim.job.crashes for claim in claims] == [1] + [0] * 9
+    assert again.depth_now("default").live >= 100_020
+    again.settle_now([done(claim) for claim in claims])
+    again.close_now()
+    assert findings(str(db)) == []
+
+
+def test_after_a_restart_of_the_machine_all_leases_are_over(
+    db: Path, opened: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The machine's clock for leases begins anew with it, so what is stored means nothing."""
+    store = opened(db)
+    store.add_now([job("a"), job("b")])
+    assert len(store.claim_now(["default"], [None], 1, 1e9, "w")) == 1
+    store.close_now()
+    store = opened(db)
+    assert asyncio.run(store.recover(10)) == 0, "the machine has not restarted"
+    store.close_now()
+    monkeypatch.setattr(schema, "boot_id", lambda: "another boot")
+    store = opened(db)
+    assert asyncio.run(store.recover(10)) == 1
+    [again] = store.claim_now(["default"], [None], 1, 1e9, "w")
+    store.close_now()
+    store = opened(db)
+    assert asyncio.run(store.recover(10)) == 0, "a claim of this boot is left alone"
+    assert store.settle_now([done(again)]) == []
+
+
+def opens_after_a_restart(path: str, number: int) -> None:
+    """In a child, told to open at the same moment as others: claims one job at once."""
+    schema.boot_id = lambda: "another boot"
+    store = SqliteStore(path)
+    say("ready")
+    listen()
+    store.open_now()
+    claims = store.claim_now(["default"], [None], 1, 1e9, f"w{number}")
+    say([claim.job.id for claim in claims])
+    listen()
+    say(len(store.settle_now([done(claim) for claim in claims])))
+    store.close_now()
+
+
+@pytest.mark.timeout(60)
+def test_several_processes_that_start_after_a_restart(db: Path, opened: Opener) -> None:
+    """The last to open must not take away what the first has claimed by then."""
+    store = opened(db)
+    store.add_now([job(f"job-{n}") for n in range(10)])
+    store.claim_now(["default"], [None], 4, 1e9, "before")
+    store.close_now()
+    children = [Child(opens_after_a_restart, path=str(db), number=n) for n in range(3)]
+    try:
+        for child in children:
+            child.hear()
+        for child in children:
+            child.tell()
+        claimed = [child.hear()[0] for child in children]
+        assert len(set(claimed)) == 3
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(schema, "boot_id", lambda: "another boot")
+            store = opened(db)
+            assert asyncio.run(store.recover(10)) == 4, "just those of before"
+            store.close_now()
+        for child in children:
+            child.tell()
+        assert [child.hear() for child in children] == [0, 0, 0]
+    finally:
+        for child in children:
+            child.kill()
+
+
+async def test_threads_and_descriptors_do_not_pile_up(db: Path) -> None:
+    def descriptors() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    store = SqliteStore(str(db), durability=Durability.PROCESS)
+    await store.open()
+    await store.claim(["default"], [None], 1, 60, "w")
+    await store.close()
+    before = descriptors()
+    for _ in range(20):
+        await store.open()
+        await store.add([job()])
+        await store.claim(["default"], [None], 1, 60, "w")
+        await store.wait(["default"], 0.001)
+        await store.close()
+    assert descriptors() <= before
+    assert threads() == set()
