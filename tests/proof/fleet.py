@@ -44,6 +44,8 @@ QUIET = 60.0
 """Seconds that all that was accepted may take to end, once nobody is killed any more."""
 PR_SET_CHILD_SUBREAPER = 36
 BACKLOG = 150
+LEASE = 3600
+"""None runs out in a session: what the dead held has to come back by their lifelines."""
 
 
 class Fleet:
@@ -73,10 +75,11 @@ class Fleet:
             number = self.dice.getrandbits(32)
             self.producers.append(fork(lambda n=number: _produce(n)))  # type: ignore[misc]
         while len(self.workers) < 2:
-            self.workers.append(fork(work))
+            self.workers.append(fork(lambda: work(LEASE)))
         while len(self.supervisors) < 1:
             words = [sys.executable, "-m", "outlast", "worker", "tests.proof.tolls:app"]
             words += ["-q", "tolls", "-c", "4", "-p", "2", "--create", "--log-level", "error"]
+            words += ["--lease", str(LEASE)]
             self.supervisors.append(
                 subprocess.Popen(
                     words, cwd=ROOT, env=self.env, stderr=self.log, preexec_fn=die_with_parent

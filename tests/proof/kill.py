@@ -119,7 +119,8 @@ def _until_it_works(witness: Path, child: Child) -> None:
 
 
 def _life(db: Path, witness: Path, seed: int) -> None:
-    asyncio.run(live(lambda: sqlite_store(db), Journal(witness), seed))
+    # No lease runs out in a session: what the dead held has to come back by their lifelines.
+    asyncio.run(live(lambda: sqlite_store(db), Journal(witness), seed, lease=3600.0))
 
 
 def take_toll(rounds: int, seed: int, budget: float = 3600.0) -> Toll:
