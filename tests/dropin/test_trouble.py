@@ -114,6 +114,34 @@ async def test_a_put_that_fails_while_it_is_cancelled_is_cancelled(
         await put
 
 
+async def test_a_timeout_that_came_too_late_for_a_put_is_not_delivered_later(
+    queues: Queues, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The block of the timeout has ended well; what comes after it must not be cancelled."""
+    queue: Any = queues.queue()
+    await queue.put("first")
+    release, real = asyncio.Event(), queue._line.store.add
+
+    async def slow(*arguments: Any) -> Any:
+        await release.wait()
+        return await real(*arguments)
+
+    monkeypatch.setattr(queue._line.store, "add", slow)
+
+    async def work() -> bool:
+        async with asyncio.timeout(0.001) as limit:
+            await queue.put("second")
+        for _ in range(10):
+            await asyncio.sleep(0)
+        return limit.expired()
+
+    task = asyncio.create_task(work())
+    await until(task.cancelling)
+    release.set()
+    assert await task
+    assert queue.qsize() == 2
+
+
 async def test_a_second_cancellation_is_obeyed_at_once(
     queues: Queues, monkeypatch: pytest.MonkeyPatch
 ) -> None:
