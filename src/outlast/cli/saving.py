@@ -22,8 +22,9 @@ def backup(target: Target, file: Path, as_json: bool) -> None:
 
     FILE must be a new one; it gets its name when the copy is whole and checked.
 
-    To restore, stop every worker and producer, put the file in the store's place, and start them
-    again: jobs that ended after the copy was made will run again.
+    To restore, stop every worker and producer, move the store's file away with its -wal and -shm,
+    put the copy in its place, and start them again: jobs that ended after the copy was made will
+    run again.
     """
     if file.exists():
         raise click.UsageError(f"{file} is there already; a backup never overwrites a file")
