@@ -14,6 +14,7 @@ from outlast.doctor.report import Finding, Report, Severity
 from outlast.errors import DurabilityError, OutlastError, StoreError
 from outlast.store import Durability
 from outlast.stores.sqlite import SqliteStore, files, schema
+from outlast.stores.sqlite.faults import mapped
 from outlast.stores.sqlite.verify import verify
 
 if TYPE_CHECKING:
@@ -46,6 +47,8 @@ async def examine(
         findings += await _waiting(store)
     except StoreError as error:
         return _unreached(path, wanted, error)
+    except apsw.Error as error:
+        return _unreached(path, wanted, mapped(error, path))
     finally:
         await store.close()
     return Report(url=f"sqlite:///{path}", required=wanted, findings=tuple(findings))
