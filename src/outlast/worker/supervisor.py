@@ -197,7 +197,13 @@ class _Supervisor:
         child.process.kill()
 
     def _start(self, slot: int) -> None:
-        process, messages = _spawn()
+        try:
+            process, messages = _spawn()
+        except OSError as error:
+            # No memory, or too many processes or files: the others work on, and it may pass.
+            pause = self._postpone(slot)
+            log.error("no worker process can be started (%s); next try in %.1f s", error, pause)
+            return
         child = Child(process, slot)
         self._children.add(child)
         for target, args in ((self._listen, (child, messages)), (self._await_end, (child,))):
@@ -252,13 +258,18 @@ class _Supervisor:
         slot = child.slot
         if code == EXIT_RELOAD or time.monotonic() - child.started_at >= HEALTHY:
             self._deaths[slot] = 0
-        pause = BACKOFF[min(self._deaths[slot], len(BACKOFF) - 1)]
-        self._deaths[slot] += code != EXIT_RELOAD
+        pause = self._postpone(slot, fault=code != EXIT_RELOAD)
         how = f"signal {number}" if number else f"exit code {exit_code}"
         level = logging.INFO if code in (0, EXIT_RELOAD) else logging.ERROR
         log.log(level, "worker process %d ended (%s); the next one starts in %.1f s",
                 child.process.pid, how, pause)  # fmt: skip
+
+    def _postpone(self, slot: int, *, fault: bool = True) -> float:
+        """Start that one later, the later the oftener it failed; in how many seconds."""
+        pause = BACKOFF[min(self._deaths[slot], len(BACKOFF) - 1)]
+        self._deaths[slot] += fault
         self._due[slot] = time.monotonic() + pause
+        return pause
 
     def _write_cause(
         self, child: Child, number: int | None, code: int | None, text: str, blame: bool = True
