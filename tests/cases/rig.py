@@ -136,12 +136,14 @@ class Rig:
 
     # -- workers
 
-    def start(self, *options: str, **environment: str) -> subprocess.Popen[bytes]:
-        """`outlast worker`, in a session of its own."""
-        command = [sys.executable, "-m", "outlast", "worker", "tests.cases.program:app", "--create"]
+    def start(
+        self, *options: str, before: Sequence[str] = (), **environment: str
+    ) -> subprocess.Popen[bytes]:
+        """`outlast worker`, in a session of its own; ``before`` are words put before it."""
+        words = [sys.executable, "-m", "outlast", "worker", "tests.cases.program:app", "--create"]
         with (self.folder / "workers.log").open("ab") as log:
             worker = subprocess.Popen(
-                [*command, *options],
+                [*before, *words, *options],
                 cwd=ROOT,
                 env={**os.environ, "OUTLAST_URL": self.url, **environment},
                 stdout=log,
