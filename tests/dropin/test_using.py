@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.dropin.steps import until
+from tests.dropin.steps import Queues, until
 
 import outlast
 from outlast.errors import ConfigurationError, StoreClosed
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from tests.dropin.steps import Queues
 
 
 def make(ours: Queues, maxsize: int = 0, **options: Any) -> outlast.Queue[Any]:
@@ -267,6 +267,41 @@ async def test_items_in_memory_go_back_when_nobody_asks(ours: Queues) -> None:
     assert sorted(rest) == list(range(9, 100))
     for item in rest:
         other.task_done(item)
+
+
+@pytest.mark.parametrize("call", ["get_nowait", "qsize", "close"])
+async def test_a_claim_on_its_way_is_received_by_who_needs_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    """Else `get_nowait` would hand out the second item before the first."""
+    queue = make(Queues("memory-group", tmp_path))
+    await queue.put_many([1, 2, 3])
+    store: Any = queue._line.store
+    real = store.claim_soon
+
+    def slow(*arguments: Any) -> Future[Any]:
+        arrival: Future[Any] = Future()
+        claims = real(*arguments).result()
+        threading.Timer(0.05, arrival.set_result, [claims]).start()
+        return arrival
+
+    monkeypatch.setattr(store, "claim_soon", slow)
+    waiting = asyncio.create_task(queue.get())
+    await until(lambda: queue._line.supply._flight is not None)
+    if call == "get_nowait":
+        assert queue.get_nowait() == 1
+        assert await asyncio.wait_for(waiting, 5) == 2
+        queue.task_done(1)
+        queue.task_done(2)
+    elif call == "qsize":
+        assert queue.qsize() == 3
+        assert await asyncio.wait_for(waiting, 5) == 1
+        queue.task_done()
+    else:
+        await queue.close()
+        with pytest.raises(StoreClosed):
+            await waiting
+        assert [queue.get_nowait() for _ in range(3)] == [1, 2, 3]
 
 
 async def test_what_is_taken_ahead_is_bounded(ours: Queues) -> None:
