@@ -32,7 +32,13 @@ def _cut() -> str | None:
     """A power cut needs a file system of our own to cut: root, and the tools to make one."""
     if os.geteuid() != 0:
         return "only root can mount a file system"
-    return _missing_tools("mke2fs", "losetup", "mount", "strace")
+    missing = _missing_tools("mke2fs", "losetup", "mount", "strace", "unshare")
+    if missing is not None:
+        return missing
+    if not os.path.exists("/dev/loop-control"):
+        return "there are no loop devices"
+    probe = subprocess.run(["unshare", "--mount", "true"], capture_output=True, check=False)
+    return None if probe.returncode == 0 else "mount namespaces are not allowed here"
 
 
 def _netns() -> str | None:
