@@ -12,6 +12,7 @@ import outlast.worker.worker as worker_module
 from outlast.job import Death
 
 if TYPE_CHECKING:
+    from asyncio import Future
     from collections.abc import Iterator
     from pathlib import Path
 
@@ -41,12 +42,16 @@ class SimClock:
 class Process(Owner):
     """One life of a producer or a worker: a restart is another one."""
 
-    def __init__(self, pid: int, name: str, clock: SimClock, host: Path | None) -> None:
+    def __init__(
+        self, pid: int, name: str, clock: SimClock, host: Path | None, gone: Future[None]
+    ) -> None:
         super().__init__(pid)
         self.name = name
         self.clock = clock
         self.host = host
         self.worker_id = ""
+        self.gone = gone
+        """Done when it has ended, one way or another."""
         self.cut_off = ""
         """How the way to the store is blocked: "refused", "silent" (nothing arrives), "deaf"
         (nothing comes back), or open."""
@@ -54,6 +59,11 @@ class Process(Owner):
         """What really runs here: job id and attempt, and since when."""
         self.harms: list[float] = []
         """When some fault touched it."""
+
+    def leave(self, _: object = None) -> None:
+        """It has ended: tell whoever waits for that."""
+        if not self.gone.done():
+            self.gone.set_result(None)
 
     def harmed_since(self, moment: float) -> bool:
         return bool(self.harms) and self.harms[-1] >= moment

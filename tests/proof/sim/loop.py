@@ -86,6 +86,7 @@ class SimLoop(asyncio.BaseEventLoop):
         self._serial = 0
         self._hash = blake2b(digest_size=16)
         self._over = False
+        self._left: list[SimTask] = []
         self._timer_cancelled_count = 0
         self._lot: list[Any] = []
         self._timers: list[Any] = []
@@ -123,7 +124,7 @@ class SimLoop(asyncio.BaseEventLoop):
     ) -> asyncio.Handle:
         return self.call_soon(callback, *args, context=context)
 
-    def run_in_executor(self, executor: Any, func: Any, *args: Any) -> NoReturn:
+    def run_in_executor(self, executor: Any, func: Any, *args: Any) -> NoReturn:  # type: ignore[override]
         raise AssertionError("there are no threads in a simulation")
 
     async def sleep(self, seconds: float) -> None:
@@ -150,12 +151,22 @@ class SimLoop(asyncio.BaseEventLoop):
         self._lot.extend(owner.stash)
         owner.stash.clear()
 
+    def abandon(self, owner: Owner) -> None:
+        """Keep what a dead process was doing until the end: collecting it would run its code."""
+        owner.stash.clear()
+        self._left += [
+            task
+            for task in asyncio.all_tasks(self)
+            if isinstance(task, SimTask) and task.owner is owner
+        ]
+
     def bury(self) -> None:
         """End the world: what still stands there is unwound without any effect."""
         self._over = True
-        left = [task for task in asyncio.all_tasks(self) if isinstance(task, SimTask)]
-        for task in sorted(left, key=hash):
+        self._left += [task for task in asyncio.all_tasks(self) if isinstance(task, SimTask)]
+        for task in sorted(set(self._left), key=hash):
             _unwind(task)
+        self._left.clear()
         self._lot.clear()
         self._timers.clear()
         self.close()
@@ -219,7 +230,8 @@ class SimLoop(asyncio.BaseEventLoop):
 
     def _note_error(self, loop: asyncio.AbstractEventLoop, told: dict[str, Any]) -> None:
         if not self._over:
-            self.errors.append(f"{told.get('message')}: {told.get('exception')!r}")
+            doer = told.get("task") or told.get("future") or told.get("handle")
+            self.errors.append(f"{told.get('message')}: {told.get('exception')!r} in {doer!r:.500}")
 
 
 def inside(owner: Owner) -> Context:

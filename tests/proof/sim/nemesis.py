@@ -28,6 +28,8 @@ class Nemesis:
         self._doing: set[asyncio.Task[None]] = set()
         self._outages = 0
         self._skipped = 0.0
+        self.asleep: asyncio.Future[None] | None = None
+        """Done at the end of the idle time that is being skipped."""
 
     async def strike(self) -> None:
         """Every fault at its moment, for as long as the profile has it."""
@@ -43,14 +45,16 @@ class Nemesis:
     async def _until(self, moment: float) -> None:
         while self._pending and self._pending[0].at <= moment:
             fault = self._pending.pop(0)
-            await self._sleep_until(fault.at)
+            await self.sleep_until(fault.at)
             task = asyncio.ensure_future(self._do(fault))
             self._doing.add(task)
             task.add_done_callback(self._doing.discard)
-        await self._sleep_until(moment)
+        await self.sleep_until(moment)
 
-    async def _sleep_until(self, moment: float) -> None:
-        await self._loop.sleep(moment - (self._loop.time() - self._began - self._skipped))
+    async def sleep_until(self, moment: float) -> None:
+        """Until so many seconds have passed since the beginning, not counting what was skipped."""
+        while (left := moment - (self._loop.time() - self._began - self._skipped)) > 1e-6:
+            await self._loop.sleep(left)
 
     async def skip(self, seconds: float) -> None:
         """Let time pass while all workers are frozen, as on a machine that is suspended."""
@@ -62,7 +66,10 @@ class Nemesis:
                 process.frozen = True
                 frozen.append(process)
         self._skipped += seconds
+        self.asleep = self._loop.create_future()
         await self._loop.sleep(seconds)
+        self.asleep.set_result(None)
+        self.asleep = None
         for process in frozen:
             self._world.harm(process, "skipped")
             self._loop.thaw(process)
@@ -74,6 +81,7 @@ class Nemesis:
             task.cancel()
         world.server.down = False
         world.server.cut_armed = ""
+        world.referee.clock_is_set()
         world.server.clock.offset = 0.0
         world.server.weather.rates = dict.fromkeys(world.server.weather.rates, 0.0)
         for process in self._processes():
@@ -86,6 +94,8 @@ class Nemesis:
         """The store's power goes, and comes back after a moment."""
         self._world.tell(None, "cut")
         self._world.server.cut()
+        for process in self._processes():
+            self._world.harm(process, "cut")
         self._spawn(self._outage(self._dice.uniform(0.0, 2.0)))
 
     def _spawn(self, work: object) -> None:
@@ -110,6 +120,7 @@ class Nemesis:
                 await self._loop.sleep(fault.length)
                 world.server.weather.rates[fault.note] = 0.0
             case "wall":
+                world.referee.clock_is_set()
                 world.server.clock.offset = fault.size
             case "step":
                 world.places[fault.target].clock.offset = fault.size

@@ -54,7 +54,7 @@ class Producer:
         await self._world.app.open()
         try:
             call = self._world.tasks.by_name["quick"].call(1)
-            assert await self._send([call]), "an add failed on a fine day"
+            assert await self._send([call], None), "an add failed on a fine day"
             return [call.job.id]
         finally:
             await self._world.app.close()
@@ -63,6 +63,7 @@ class Producer:
         world, dice = self._world, self._dice
         profile = world.profile
         seconds = profile.seconds * max(1, profile.seasons) * 0.9
+        moment = 0.0
         while True:
             try:
                 await world.app.open()
@@ -70,7 +71,8 @@ class Producer:
             except StoreError:
                 await world.loop.sleep(0.5)
         for number in range(profile.jobs):
-            await world.loop.sleep(dice.expovariate(profile.jobs / seconds))
+            moment += dice.expovariate(profile.jobs / seconds)
+            await world.nemesis.sleep_until(moment)
             calls = make_calls(world.tasks, dice, number)
             await self._insist(calls)
             if self._known and dice.random() < 0.12:
@@ -82,16 +84,15 @@ class Producer:
     async def _insist(self, calls: Sequence[Call[Any]]) -> None:
         """Repeat the same calls until they are accepted, or give up in doubt."""
         for _ in range(self._dice.choice((1, 3, 12))):
-            if await self._send(calls):
+            if await self._send(calls, self._dice.choice((None, None, None, 0.001, 1.0))):
                 return
             await self._world.loop.sleep(self._dice.uniform(0.05, 3.0))
 
-    async def _send(self, calls: Sequence[Call[Any]]) -> bool:
-        """Once; whether there is an answer to live with."""
+    async def _send(self, calls: Sequence[Call[Any]], limit: float | None) -> bool:
+        """Once, for so many seconds; whether there is an answer to live with."""
         world, jobs = self._world, [call.job for call in calls]
         for job in jobs:
             self._tell("invoke", job.id, job.lane)
-        limit = self._dice.choice((None, None, None, 0.001, 1.0))
         try:
             async with asyncio.timeout(limit):
                 handles = await world.app.enqueue_many(calls)

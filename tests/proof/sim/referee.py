@@ -70,6 +70,11 @@ class Referee:
         """A power cut took this claim back."""
         self.held.pop(claim.job.id, None)
 
+    def clock_is_set(self) -> None:
+        """The store's clock is about to jump: what has come due by the old one stays due."""
+        now = self.server.clock.now()
+        self._due = {id: due for id, due in self._due.items() if due > now}
+
     def is_current(self, worker: str, id: str, attempt: int) -> bool:
         """Whether this run is one by a claim that still counts."""
         held = self.held.get(id)

@@ -112,6 +112,7 @@ class World:
         self.zombies = 0
         self.places: list[Place] = []
         self.producers: list[Producer] = []
+        self.nemesis = Nemesis(self)
         self._pids = 0
         self._failures: Counter[str] = Counter()
         self._keepers: list[asyncio.Task[None]] = []
@@ -131,7 +132,9 @@ class World:
     ) -> None:
         """Write into the journal."""
         pid = 0 if process is None else process.pid
-        event = Event(kind, self.loop.time(), pid, id, attempt, note=note, lane=lane, target=target)
+        # No two events at one moment: what comes later is later.
+        at = max(self.loop.time(), self.events[-1].at + 1e-9 if self.events else 0.0)
+        event = Event(kind, at, pid, id, attempt, note=note, lane=lane, target=target)
         self.events.append(event)
 
     def harm(self, process: Process, how: str) -> None:
@@ -169,14 +172,15 @@ class World:
         if process.dead:
             return
         process.dead = True
-        process.stash.clear()
+        process.leave()
+        self.loop.abandon(process)
         self.referee.crash_of[process.worker_id] = frozenset(id for id, _ in process.running)
         self.tell(None, "kill", target=process.pid)
         process.harms.append(self.loop.time())
 
     def new_process(self, name: str, clock: SimClock, host: Path | None = None) -> Process:
         self._pids += 1
-        return Process(self._pids, name, clock, host)
+        return Process(self._pids, name, clock, host, self.loop.create_future())
 
     # The course of events.
 
@@ -195,7 +199,7 @@ class World:
 
     async def _live(self) -> None:
         self._settle_down()
-        nemesis = Nemesis(self)
+        nemesis = self.nemesis
         self.server.on_cut = nemesis.cut
         done = [asyncio.ensure_future(producer.live()) for producer in self.producers]
         self._keepers = [asyncio.ensure_future(self._keep(place)) for place in self.places]
@@ -228,13 +232,16 @@ class World:
 
     async def _keep(self, place: Place) -> None:
         """Start a worker, see it end, start the next."""
+        outside = self.loop.outside
         while not self.over:
+            if self.nemesis.asleep is not None:
+                await self.nemesis.asleep
             process = self.new_process(f"worker-{place.number}", place.clock, place.host)
             process.worker_id = f"worker-{place.number}.{process.pid}"
             place.process = process
             task = self.loop.create_task(self._work(place, process), context=inside(process))
-            while not (task.done() or process.dead):
-                await self.loop.sleep(0.1)
+            task.add_done_callback(process.leave, context=outside)
+            await process.gone
             if task.done():
                 self._ended(place, process, task)
             place.worker = None
@@ -257,6 +264,7 @@ class World:
     def _ended(self, place: Place, process: Process, task: asyncio.Task[None]) -> None:
         """A worker came to its end by itself: in order, or because the store was away."""
         process.dead = True
+        self.loop.abandon(process)
         error = task.exception()
         if error is not None and not isinstance(error, StoreError):
             self.referee.blame("worker failed", f"{process.name}: {error!r}")
