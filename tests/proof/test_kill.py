@@ -39,7 +39,7 @@ def test_a_kill_at_any_call_that_writes(acts: tuple[str, ...], before: tuple[str
 def test_three_hundred_kills_of_real_workers_and_producers() -> None:
     toll = take_fleet_toll(300, seed=1)
     assert toll.rounds == 300
-    assert toll.acknowledged > 1000
+    assert toll.acknowledged > 600
     assert toll.explained > 50, "kills that interrupt nothing prove nothing"
     assert toll.broken == {}, "\n\n".join(toll.stories)
 
