@@ -98,6 +98,11 @@ TITLES = {
         "Deliberate breakages of the store and the worker, each run against the tests that are"
         " meant to see it; besides those written by hand, some made by rule from the source.",
     ),
+    "cases": (
+        "The cases from the field, in full",
+        "Each of the reported faults with the counts and waits in which it was reported: C01, C07,"
+        " C09, C11, C22, C27, C30, C32, C34, C36, C38, C40, C42, C49, C53 (OUTLAST_FULL_CASES=1).",
+    ),
     "sim": (
         "Deterministic simulation",
         "The engine under a seeded event loop with virtual time, and a store that fails.",
@@ -113,6 +118,7 @@ COUNTS = {
     "calls": ("points", "hit", "acknowledged"),
     "flips": ("flips", "harmless", "buried", "damaged", "unnoticed"),
     "mutants": ("planted", "caught"),
+    "cases": ("passed", "failed"),
     "sim": ("seeds", "steps", "hours"),
 }
 WORDS = {
@@ -134,6 +140,8 @@ WORDS = {
     "unnoticed": "not noticed",
     "planted": "bugs planted",
     "caught": "caught",
+    "passed": "passed",
+    "failed": "failed",
     "seeds": "seeds",
     "steps": "steps",
     "hours": "simulated hours",
