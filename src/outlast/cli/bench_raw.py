@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import apsw
 
@@ -83,10 +83,10 @@ def fill(path: Path, payload: str, number: int) -> None:
     raw.close()
 
 
-def drain(path: Path, work: Callable[[str], None]) -> int:
+def drain(path: Path, work: Callable[[Any], None]) -> int:
     """Take a hundred, delete the hundred before in the same commit, until nothing is left."""
     connection = connect(path)
-    done: list[tuple[int]] = []
+    done: list[tuple[Any]] = []
     total = 0
     while True:
         with connection:
@@ -95,8 +95,8 @@ def drain(path: Path, work: Callable[[str], None]) -> int:
         if not rows:
             break
         for _, payload in rows:
-            work(str(payload))
-        done = [(int(str(number)),) for number, _ in rows]
+            work(payload)
+        done = [(number,) for number, _ in rows]
         total += len(rows)
     connection.close()
     return total

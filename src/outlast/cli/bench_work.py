@@ -7,11 +7,12 @@ import os
 import struct
 import threading
 from pathlib import Path
+from urllib.parse import quote
 
 from outlast.app import Outlast
 from outlast.clock import SystemClock
 
-__all__ = ["FOLDER", "Counts", "app", "count", "counts_in", "hold", "noop", "ping"]
+__all__ = ["FOLDER", "Counts", "app", "count", "counts_in", "hold", "noop", "ping", "url_in"]
 
 FOLDER = "OUTLAST_BENCH"
 """Names the folder in which each worker process keeps its counts."""
@@ -19,7 +20,15 @@ FOLDER = "OUTLAST_BENCH"
 _RECORD = struct.Struct("<qdd")
 _SIZE = 64
 
-app = Outlast()
+
+def url_in(folder: str | Path) -> str:
+    """The store of a measurement in this folder."""
+    return f"sqlite:///{quote(str(Path(folder).resolve() / 'bench.db'))}"
+
+
+# Its URL is never the environment's: that may name the store of a real program, and measuring
+# fills a store with jobs.
+app = Outlast(url_in(os.environ.get(FOLDER, os.curdir)))
 _clock = SystemClock()
 _lock = threading.Lock()
 
