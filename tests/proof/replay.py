@@ -166,7 +166,8 @@ def replay(
 ) -> Replayed:
     """Judge the images of every prefix in every mode, or of as many prefixes as make ``replays``.
 
-    Each ``drain_each``-th image is run dry as well.
+    With time left, the modes that are drawn by lot go round again. One in ``drain_each`` images is
+    run dry as well.
     """
     total = Replayed(acts=",".join(acts), seed=seed)
     began = time.monotonic()
@@ -175,19 +176,28 @@ def replay(
         tape = record(Path(made), acts, seed=seed, durability=durability, bad_sync=bad_sync)
         total.operations = len(tape.ops)
         total.acknowledged = sum(event.kind == "ok" for event in tape.events)
-        points = range(len(tape.ops) + 1)
-        wanted = min(len(points), max(1, replays // len(modes)))
-        chosen = sorted(dice.sample(points, wanted)) if wanted < len(points) else points
-        for point, mode, files in images(_within(tape.ops, made), chosen, modes, dice):
+        for point, mode, files in _drawn(_within(tape.ops, made), replays, modes, dice):
             if time.monotonic() - began > budget or total.replays >= replays:
                 break
             lay_out(files, image)
             told = [event for event in tape.events if event.at <= point]
-            drain = total.replays % drain_each == 0
+            drain = dice.random() < 1 / drain_each
             _count(total, judge_image(image, told, drain=drain), f"{mode} after {point} operations")
             total.drained += drain
     total.seconds = time.monotonic() - began
     return total
+
+
+def _drawn(
+    ops: Sequence[Op], replays: int, modes: Sequence[Mode], dice: random.Random
+) -> Iterator[tuple[int, Mode, dict[str, bytes]]]:
+    points = range(len(ops) + 1)
+    wanted = min(len(points), max(1, replays // len(modes)))
+    chosen = sorted(dice.sample(points, wanted)) if wanted < len(points) else points
+    yield from images(ops, chosen, modes, dice)
+    again = tuple(mode for mode in modes if mode in ("rand", "torn"))
+    while again:
+        yield from images(ops, points, again, dice)
 
 
 def _within(ops: Sequence[Op], folder: str) -> list[Op]:
