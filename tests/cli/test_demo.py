@@ -1,34 +1,81 @@
-"""`outlast demo`: it leaves the stores of real programs alone."""
+"""`outlast demo` on files of the test's own: killed all the while, interrupted, resumed, judged."""
 
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
 from typing import TYPE_CHECKING
 
+import pytest
+from tests.proof.patience import until
+
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.timeout(120)
 
-def test_the_store_of_the_environment_is_left_alone(tmp_path: Path) -> None:
-    files, store = tmp_path / "files", tmp_path / "shop.db"
-    files.mkdir()
-    for number in range(60):
-        (files / f"{number}.txt").write_text("a line\n")
-    demo = subprocess.Popen(
-        [sys.executable, "-m", "outlast", "demo", str(files)],
-        cwd=tmp_path,
-        env=os.environ | {"OUTLAST_URL": f"sqlite:///{store}", "PYTHONUNBUFFERED": "1"},
+
+def start(folder: Path, *words: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "outlast", "demo", *words],
+        cwd=folder,
         stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
         text=True,
+        start_new_session=True,
     )
-    assert demo.stdout is not None
-    with demo, demo.stdout:
-        said = next((line for line in demo.stdout if line.startswith("store ")), "")
-        demo.send_signal(signal.SIGINT)
-        demo.stdout.read()
-    assert str(tmp_path / "outlast-demo.db") in said
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    """A few hundred files, large enough that a worker can be met at work."""
+    folder = tmp_path / "files"
+    folder.mkdir()
+    for number in range(500):
+        (folder / f"{number}.txt").write_bytes(b"some words in a line\n" * (20_000 + number))
+    (folder / "no-file").symlink_to(folder / "0.txt")
+    return folder
+
+
+def test_it_kills_and_loses_nothing(files: Path, tmp_path: Path) -> None:
+    first = start(tmp_path, "files")
+    until((tmp_path / "outlast-demo.journal").exists, 60, "a job has begun")
+    os.kill(first.pid, signal.SIGINT)
+    first.communicate(timeout=60)
+    assert first.returncode == 130
+    assert (tmp_path / "outlast-demo.db").exists()
+    second = start(tmp_path, "files")
+    said, wrong = second.communicate(timeout=110)
+    assert second.returncode == 0, said + wrong
+    assert "going on: " in said
+    found = dict(re.findall(r"^([a-z ]+?) +(\d+)$", said, re.MULTILINE))
+    assert found["files"] == "500"
+    assert int(found["kills"]) >= 1
+    assert int(found["jobs interrupted"]) >= 10
+    assert (found["dead"], found["lost"], found["differences"]) == ("0", "0", "0")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["files"]
+
+
+def test_too_few_files(tmp_path: Path) -> None:
+    (tmp_path / "one.txt").write_text("one")
+    demo = start(tmp_path, ".")
+    _, wrong = demo.communicate(timeout=60)
+    assert demo.returncode == 2
+    assert "holds 1 files" in wrong
+
+
+def test_the_store_of_the_environment_is_left_alone(
+    files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """OUTLAST_URL names the store of a real program; the demo's jobs belong into its own."""
+    store = tmp_path / "shop.db"
+    monkeypatch.setenv("OUTLAST_URL", f"sqlite:///{store}")
+    demo = start(tmp_path, "files")
+    until((tmp_path / "outlast-demo.journal").exists, 60, "a job has begun")
+    os.kill(demo.pid, signal.SIGINT)
+    said, _ = demo.communicate(timeout=60)
+    assert f"store {tmp_path / 'outlast-demo.db'}," in said
     assert not store.exists()
