@@ -100,9 +100,9 @@ CREATE UNIQUE INDEX jobs_id ON jobs (id, space);
 CREATE INDEX jobs_ready ON jobs (line, priority DESC, rank, due, seq) WHERE state = 1;
 CREATE INDEX jobs_waiting ON jobs (due, line) WHERE state = 0;
 CREATE INDEX jobs_running ON jobs (receipt) WHERE state = 3;
-CREATE INDEX jobs_gone ON jobs (gone_at) WHERE gone_at IS NOT NULL;
+CREATE INDEX jobs_gone ON jobs (space, gone_at) WHERE gone_at IS NOT NULL;
 CREATE INDEX jobs_lane ON jobs (space, lane, state) WHERE lane IS NOT NULL AND state < 4;
-CREATE INDEX jobs_expiry ON jobs (expires_at) WHERE expires_at IS NOT NULL AND state < 3;
+CREATE INDEX jobs_expiry ON jobs (space, expires_at) WHERE expires_at IS NOT NULL AND state < 3;
 CREATE TABLE keys (
     space INTEGER NOT NULL,
     task TEXT NOT NULL,
@@ -112,7 +112,7 @@ CREATE TABLE keys (
     until REAL,
     PRIMARY KEY (space, task, key)
 ) STRICT, WITHOUT ROWID;
-CREATE INDEX keys_until ON keys (until) WHERE until IS NOT NULL;
+CREATE INDEX keys_until ON keys (space, until) WHERE until IS NOT NULL;
 CREATE TABLE pauses (
     space INTEGER NOT NULL,
     queue TEXT NOT NULL,
