@@ -53,8 +53,15 @@ class Nemesis:
 
     async def sleep_until(self, moment: float) -> None:
         """Until so many seconds have passed since the beginning, not counting what was skipped."""
-        while (left := moment - (self._loop.time() - self._began - self._skipped)) > 1e-6:
+        while (left := moment - self._elapsed) > 1e-6:
             await self._loop.sleep(left)
+
+    @property
+    def _elapsed(self) -> float:
+        return self._loop.time() - self._began - self._skipped
+
+    async def _pass(self, seconds: float) -> None:
+        await self.sleep_until(self._elapsed + seconds)
 
     async def skip(self, seconds: float) -> None:
         """Let time pass while all workers are frozen, as on a machine that is suspended."""
@@ -117,7 +124,7 @@ class Nemesis:
                 await self._outage(fault.length)
             case "weather":
                 world.server.weather.rates[fault.note] = fault.size
-                await self._loop.sleep(fault.length)
+                await self._pass(fault.length)
                 world.server.weather.rates[fault.note] = 0.0
             case "wall":
                 world.referee.clock_is_set()
@@ -142,7 +149,7 @@ class Nemesis:
         server.down = True
         for process in self._processes():
             self._world.harm(process, "outage")
-        await self._loop.sleep(seconds)
+        await self._pass(seconds)
         self._outages -= 1
         if not self._outages:
             server.down = False
@@ -155,7 +162,7 @@ class Nemesis:
             return
         self._world.harm(process, fault.kind)
         process.cut_off = ways[fault.kind]
-        await self._loop.sleep(fault.length)
+        await self._pass(fault.length)
         process.cut_off = ""
         self._world.harm(process, f"{fault.kind} over")
 
@@ -173,7 +180,7 @@ class Nemesis:
         elif not process.frozen:
             self._world.harm(process, "freeze")
             process.frozen = True
-            await self._loop.sleep(fault.length)
+            await self._pass(fault.length)
             if process.frozen:
                 self._world.harm(process, "thaw")
                 self._loop.thaw(process)

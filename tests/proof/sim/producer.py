@@ -50,12 +50,22 @@ class Producer:
         context = inside(self.process)
         return await self._world.loop.create_task(life, context=context)
 
+    async def flood(self) -> None:
+        """Send many, the quick ones first: workers then claim the slow ones ahead."""
+        tasks = self._world.tasks.by_name
+        quick = [tasks["quick"].call(number) for number in range(30)]
+        slow = [tasks["slow"].call(number, 3.0) for number in range(12)]
+        await self._inside(self._surely([*quick, *slow]))
+
     async def _probe(self) -> list[str]:
+        call = self._world.tasks.by_name["quick"].call(1)
+        await self._surely([call])
+        return [call.job.id]
+
+    async def _surely(self, calls: Sequence[Call[Any]]) -> None:
         await self._world.app.open()
         try:
-            call = self._world.tasks.by_name["quick"].call(1)
-            assert await self._send([call], None), "an add failed on a fine day"
-            return [call.job.id]
+            assert await self._send(calls, None), "an add failed on a fine day"
         finally:
             await self._world.app.close()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from collections import Counter
 from pathlib import Path
@@ -14,7 +15,7 @@ from tests.proof.journal import Event
 from tests.proof.sim.hosts import Morgue, Process, SimClock
 from tests.proof.sim.loop import SimLoop, TooLong, inside
 from tests.proof.sim.nemesis import Nemesis
-from tests.proof.sim.plan import PROFILES, Fault, draw
+from tests.proof.sim.plan import PROFILES, draw
 from tests.proof.sim.producer import Producer
 from tests.proof.sim.referee import Referee
 from tests.proof.sim.store import Server, SimStore
@@ -40,7 +41,8 @@ BOUND = 900.0
 PROMPT = 1.0
 """Seconds in which an idle fleet must have run a job that it is given."""
 PATIENCE = 15.0
-HOUR = 3600.0
+QUIET = 3.0
+"""Leases after which the last fault is forgotten: what a worker holds then, it knows of."""
 
 
 class Outcome(Struct, kw_only=True):
@@ -187,7 +189,9 @@ class World:
     def run(self) -> Outcome:
         """Live through it and judge."""
         broken: dict[str, list[str]] = {}
+        silence = logging.root.manager.disable
         with self.morgue.installed():
+            logging.disable()
             try:
                 self.loop.run_until_complete(self._live())
             except TooLong as error:
@@ -195,6 +199,7 @@ class World:
             finally:
                 self.over = True
                 self.loop.bury()
+                logging.disable(silence)
         return self._judge(broken)
 
     async def _live(self) -> None:
@@ -213,6 +218,7 @@ class World:
         self.tell(None, "calm")
         await self._quiesce(nemesis)
         await self._probe()
+        await self._stop_under_load(nemesis)
         await self._stop()
 
     def _settle_down(self) -> None:
@@ -270,7 +276,7 @@ class World:
             self.referee.blame("worker failed", f"{process.name}: {error!r}")
         self.tell(None, "term", target=process.pid)
         held = [id for id, it in self.referee.held.items() if it.worker == process.worker_id]
-        quiet = not process.harmed_since(self.loop.time() - 3 * self.lease - 30.0)
+        quiet = not process.harmed_since(self.loop.time() - QUIET * self.lease)
         if error is None and held and quiet and not process.running:
             for id in held:
                 self.referee.blame("not given back at the stop", id)
@@ -298,7 +304,7 @@ class World:
 
     async def _probe(self) -> None:
         """An idle fleet starts a new job at once."""
-        await self.loop.sleep(30.0)
+        await self.loop.sleep(2.0)
         self.server.latency = min(self.server.latency, 0.002)
         ids = await self.producers[0].probe()
         moment = self.loop.time() + PROMPT
@@ -308,7 +314,16 @@ class World:
         for id in ids:
             if not rows[id].job.status.ended:
                 self.referee.blame("late", id)
-        await self.loop.sleep(30.0)
+
+    async def _stop_under_load(self, nemesis: Nemesis) -> None:
+        """Workers that are stopped in the middle of much work give back what they hold."""
+        await self.loop.sleep(QUIET * self.lease)
+        await self.producers[0].flood()
+        await self.loop.sleep(self.dice.uniform(0.0, 0.3))
+        for place in self.places[1:]:
+            if place.worker is not None:
+                place.worker.stop()
+        await self._quiesce(nemesis)
 
     async def _stop(self) -> None:
         """All workers end in order, having nothing to do."""
@@ -364,8 +379,3 @@ class World:
 def run_world(seed: int, profile: str, only: Sequence[int] | None = None) -> Outcome:
     """One seed of a profile, with all of its faults or only these."""
     return World(seed, profile, only).run()
-
-
-def fault_count(seed: int, profile: str) -> list[Fault]:
-    """The faults that a seed comes with."""
-    return World(seed, profile).faults
