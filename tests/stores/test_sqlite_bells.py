@@ -16,6 +16,7 @@ from tests.conformance.steps import job
 from tests.proof.patience import until
 from tests.stores.children import Child, listen, say
 
+from outlast.errors import StoreUnavailable
 from outlast.job import Failure, dead, done, give_back
 from outlast.stores.sqlite import files
 from outlast.stores.sqlite.store import SqliteStore
@@ -204,14 +205,26 @@ def test_waiting_costs_next_to_nothing(db: Path) -> None:
         assert child.hear() < 0.01
 
 
+async def test_where_pipes_can_not_be_had_the_waiting_hear_of_a_deleted_file(
+    db: Path, opened: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "mkfifo", refuse)
+    store = opened(db)
+    assert await store.claim(["default"], [None], 1, 60, "w") == []
+    task = await begun(store, "work")
+    db.unlink()
+    with pytest.raises(StoreUnavailable, match=f"{db} was deleted"):
+        await asyncio.wait_for(task, 5)
+
+
+def refuse(*_: object) -> None:
+    raise PermissionError(1, "Operation not permitted")
+
+
 def test_where_pipes_can_not_be_had_it_looks_for_news(
     db: Path, opened: Opener, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """On disks without named pipes (FAT and others)."""
-
-    def refuse(path: str, mode: int) -> None:
-        raise PermissionError(1, "Operation not permitted")
-
     monkeypatch.setattr(os, "mkfifo", refuse)
     waiting, other = opened(db), opened(db)
 

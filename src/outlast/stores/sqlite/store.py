@@ -487,7 +487,10 @@ class SqliteStore:
     def _changed(self) -> bool:
         """Whether the file was written to: for systems where no bell can be heard."""
         reader = self._reader
-        return reader is not None and reader.now(Reads.data_changed)
+        try:
+            return reader is not None and reader.now(Reads.data_changed)
+        except StoreError:
+            return True  # those who wait will look, and hear of it
 
     def _listen(self) -> None:
         """Whoever looks wants to hear of what comes after; the first time costs a thread."""
