@@ -136,6 +136,8 @@ class Model:
         worker: str,
         newest: bool = False,
     ) -> list[Held]:
+        if limit <= 0:
+            return []
         self.expire()
         due = [
             it
