@@ -119,7 +119,7 @@ def strike(loop: Loop, nth: int, acts: Sequence[str], template: Path, work: Path
     result.acknowledged = sum(event.kind == "ok" for event in memo.events)
     killed, ended = memo.events[:seen], memo.events
     for name, folder, events in (("killed", work / "killed", killed), ("ended", work, ended)):
-        for what, found in judge_image(folder, events, drain=True).items():
+        for what, found in judge_image(folder, events, drain=True, restarted=False).items():
             result.broken[what] = result.broken.get(what, 0) + len(found)
             result.stories.append(f"{loop} number {nth}, {name}: {what} {found[:3]}")
     return result

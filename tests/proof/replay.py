@@ -30,7 +30,7 @@ from tests.proof.vfs import Op, Tape, watched
 
 from outlast.chance import SeededChance
 from outlast.store import Durability
-from outlast.stores.sqlite import writer
+from outlast.stores.sqlite import schema, writer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -102,13 +102,17 @@ def record(
     return tape
 
 
-def judge_image(folder: Path, told: Sequence[Event], *, drain: bool) -> dict[str, list[str]]:
+def judge_image(
+    folder: Path, told: Sequence[Event], *, drain: bool, restarted: bool = True
+) -> dict[str, list[str]]:
     """Open what the cut left, with the product alone, and say which promises are broken.
 
     Without ``drain`` the store is only looked at; with it, all that is left is run to its end.
+    ``restarted``: as after a cut the machine has started anew, and the store finds that out.
     """
-    with _quiet():
-        return asyncio.run(_judge(folder, told, drain))
+    boot = schema.boot_id() + ("-later" if restarted else "")
+    with _quiet(), mock.patch.object(schema, "boot_id", return_value=boot):
+        return asyncio.run(_judge(folder, told, drain, restarted))
 
 
 @contextlib.contextmanager
@@ -123,7 +127,9 @@ def _quiet() -> Iterator[None]:
         log.setLevel(before)
 
 
-async def _judge(folder: Path, told: Sequence[Event], drain: bool) -> dict[str, list[str]]:
+async def _judge(
+    folder: Path, told: Sequence[Event], drain: bool, restarted: bool
+) -> dict[str, list[str]]:
     clock = itertools.count(int(told[-1].at) + 2 if told else 0)
     after = Memo(lambda: float(next(clock)), IMAGE_PID)
     after.write("cut")
@@ -133,8 +139,9 @@ async def _judge(folder: Path, told: Sequence[Event], drain: bool) -> dict[str, 
     try:
         stage = Stage(store, after, worker="judge")
         if drain:
-            # Leases run for real seconds, and the judge has none to spare.
-            await stage.take_over()
+            if not restarted:
+                # Leases run for real seconds, and the judge has none to spare.
+                await stage.take_over()
             await stage.drain()
         final = await stage.dump()
     finally:
