@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import fcntl
+import signal
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -174,8 +177,6 @@ def test_many_stores_in_one_process_share_the_file_too(db: Path, opened: Opener)
 def test_a_frozen_process_holds_nobody_up_unless_it_holds_the_lock(
     db: Path, opened: Opener
 ) -> None:
-    import signal
-
     store = opened(db)
     with Child(waits_for_ever, path=str(db)) as child:
         child.hear()
@@ -188,8 +189,6 @@ def test_a_frozen_process_holds_nobody_up_unless_it_holds_the_lock(
 
 
 def waits_for_ever(path: str) -> None:
-    import asyncio
-
     async def wait() -> None:
         store = SqliteStore(path)
         await store.open()
@@ -198,3 +197,36 @@ def waits_for_ever(path: str) -> None:
             await store.wait(["default"], 30)
 
     asyncio.run(wait())
+
+
+def tries_to_be_alone(path: str) -> None:
+    """In a child: asks for the lock that SQLite takes before it deletes a log."""
+    with open(path, "r+b") as file:
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 510, 0x40000002)
+        except BlockingIOError:
+            say("refused")
+        else:
+            say("granted")
+
+
+def test_nothing_that_is_opened_and_closed_drops_the_locks_of_a_store(
+    db: Path, opened: Opener, tmp_path: Path
+) -> None:
+    """POSIX locks go when a process closes any descriptor of the file, whoever had opened it.
+
+    Another process would then think that it is the last one, and delete the log of the living.
+    """
+    store = opened(db)
+    store.add_now([job("a")])
+    second = opened(db, namespace="second")
+    second.add_now([job("a")])
+    third = opened(db)
+    asyncio.run(store.backup(tmp_path / "copy.db"))
+    third.close_now()
+    second.close_now()
+    with Child(tries_to_be_alone, path=str(db)) as child:
+        assert child.hear() == "refused"
+    store.close_now()
+    with Child(tries_to_be_alone, path=str(db)) as child:
+        assert child.hear() == "granted", "the test sees what it looks for"

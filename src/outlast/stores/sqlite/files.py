@@ -12,6 +12,8 @@ import stat
 import sys
 from pathlib import Path
 
+import apsw
+
 from outlast.errors import (
     ConfigurationError,
     DurabilityError,
@@ -135,9 +137,13 @@ def refuse_foreign_log(path: str) -> None:
         return
     if not logged:
         return
-    with open(path, "rb") as file:
-        file.seek(_FORMATS)
-        formats = file.read(2)
+    # By SQLite's own layer: had Python opened the file, its closing would drop all locks on it that
+    # this process holds, those of other stores included.
+    file = apsw.VFSFile("", path, [apsw.SQLITE_OPEN_MAIN_DB | apsw.SQLITE_OPEN_READONLY, 0])
+    try:
+        formats = file.xRead(2, _FORMATS)
+    finally:
+        file.xClose()
     if formats == b"\x01\x01":
         raise StoreDamaged(
             f"{path}-wal is the log of another file than {path}, which is a copy; move {path}-wal"
