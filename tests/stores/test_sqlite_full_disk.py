@@ -68,6 +68,8 @@ def live_on_a_full_disk(point: str) -> None:
     store.open_now()
     accepted, message = add_until_refused(store)
     say(["accepted", len(accepted), message, files.BALLAST])
+    store.close_now()
+    store.open_now()  # with a log that has no room of its own yet
     fill_up(point)
     assert os.statvfs(point).f_bavail == 0
     settled = []
