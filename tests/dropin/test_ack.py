@@ -7,14 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.dropin.children import child
-from tests.dropin.steps import until
+from tests.dropin.steps import Queues, until
 
 import outlast
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from tests.dropin.steps import Queues
 
 
 def make(ours: Queues, **options: Any) -> outlast.Queue[Any]:
@@ -79,6 +77,21 @@ async def test_what_nobody_came_for_goes_back_at_the_close(ours: Queues) -> None
     assert queue.qsize() == 2
     await queue.close()
     assert {await queue.get(), await queue.get()} == {"a", "b"}
+
+
+def test_what_nobody_came_for_goes_back_when_the_object_goes(tmp_path: Path) -> None:
+    queues = Queues("memory-group", tmp_path)
+    queue = make(queues)
+
+    async def leave() -> None:
+        await queue.put("a")
+        get = asyncio.create_task(queue.get())
+        await until(lambda: len(queue._line.supply.window) == 1)
+        get.cancel()
+
+    asyncio.run(leave())
+    queue._end()
+    assert make(queues, name=queue.name).get_nowait() == "a"
 
 
 async def test_in_a_block_and_in_a_loop(ours: Queues) -> None:

@@ -77,6 +77,7 @@ shapes: list[st.SearchStrategy[Any]] = [
 @example(pair=(2**53 + 1, float(2**53)))
 @example(pair=(Decimal("0.1"), 0.1))
 @example(pair=(-0.0, 0))
+@example(pair=(Decimal("-0.00"), 0))
 @example(pair=(5e-324, Decimal("1e-400")))
 @example(pair=(-math.inf, -(10**400)))
 @example(pair=(Decimal("1E+999999"), 10**4000))

@@ -16,8 +16,9 @@ from outlast.errors import (
     StoreDamaged,
     StoreFull,
     StoreUnavailable,
+    Unsupported,
 )
-from outlast.job import Status
+from outlast.job import Death, Status
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -244,7 +245,7 @@ async def test_what_was_lost_to_another_is_told(
     await queue.put("a")
     assert await queue.get() == "a"
     store = queue._line.store
-    await store.recover_worker(queue._line.supply.worker, outlast.job.Death())
+    await store.recover_worker(queue._line.supply.worker, Death())
 
     async def another() -> Any:
         return await queue.get()
@@ -299,3 +300,137 @@ def test_without_max_crashes_an_item_comes_for_ever(tmp_path: Path) -> None:
         """, url) as program:  # fmt: skip
             program.expect("a")
             program.kill()
+
+
+async def test_a_renewal_that_fails_is_tried_again_and_what_is_lost_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = FakeClock()
+    queue: Any = Queues("memory-group", tmp_path).queue(clock=clock)
+    await queue.put("slow")
+    assert await asyncio.create_task(queue.get()) == "slow"
+    trouble = Failing(queue, monkeypatch)
+    trouble.make("renew", lambda: StoreUnavailable("locked"), times=1)
+    for calls in (1, 2):
+        await until(lambda: clock.sleepers)
+        clock.advance(8 * 3600.0)
+        await until(lambda calls=calls: trouble.calls == calls)  # type: ignore[misc]
+    assert "can't be renewed: locked" in caplog.text
+    assert "lost" not in caplog.text
+    await queue._line.store.recover_worker(queue._line.supply.worker, Death())
+    await until(lambda: clock.sleepers)
+    clock.advance(8 * 3600.0)
+    await until(lambda: "lost 1 claims to others" in caplog.text)
+
+
+async def test_a_join_is_not_misled_by_an_old_look_at_the_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store is read while an item is settled: what was read is out of date."""
+    queue: Any = Queues("memory-each", tmp_path).queue()
+    await queue.put(1)
+    await queue.get()
+    release, looked = asyncio.Event(), asyncio.Event()
+    real = queue._line.store.depth
+
+    async def slow(name: str) -> Any:
+        found = await real(name)
+        looked.set()
+        await release.wait()
+        return found
+
+    monkeypatch.setattr(queue._line.store, "depth", slow)
+    join = asyncio.create_task(queue.join())
+    await looked.wait()
+    queue.task_done()
+    release.set()
+    await asyncio.wait_for(join, 5)
+    for _ in range(10):
+        await asyncio.sleep(0)
+    with pytest.raises(ValueError, match="too many"):
+        queue.task_done()
+
+
+def test_a_close_that_can_settle_nothing_leaves_it_to_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The life sign stays behind without its lock: others see that its claims are free."""
+    made = Queues("file-group", tmp_path)
+    queue: Any = made.queue(name="x")
+    for number in range(3):
+        queue.put_nowait(number)
+    assert queue.get_nowait() == 0
+    Failing(queue, monkeypatch).make("settle_now", lambda: StoreUnavailable("no"))
+    with pytest.raises(StoreUnavailable):
+        queue._end()
+    other: Any = made.queue(name="x")
+    assert [other.get_nowait() for _ in range(3)] == [0, 1, 2]
+    assert list((tmp_path / ".queues.db-outlast").glob("*.life")) != []
+    made.close()
+
+
+def test_without_a_life_sign_nothing_is_claimed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(_: object) -> None:
+        raise PermissionError("read-only folder")
+
+    made = Queues("file-group", tmp_path)
+    queue: Any = made.queue()
+    queue.put_nowait(1)
+    with monkeypatch.context() as patch:
+        patch.setattr("outlast.lifeline.Lifeline.hold", fails)
+        with pytest.raises(StoreUnavailable, match="read-only folder"):
+            queue.get_nowait()
+    assert queue.get_nowait() == 1
+    queue.task_done()
+    made.close()
+
+
+def test_a_settlement_that_fails_within_the_call_is_made_up_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue: Any = Queues("memory-each", tmp_path).queue()
+    queue.put_nowait(1)
+    queue.put_nowait(2)
+    assert [queue.get_nowait(), queue.get_nowait()] == [1, 2]
+    Failing(queue, monkeypatch).make("settle_now", lambda: StoreUnavailable("no"), times=1)
+    with pytest.raises(StoreUnavailable):
+        queue.task_done(1)
+    queue.task_done(2)
+    assert asyncio.run(queue.depth()).live == 0
+
+
+@pytest.mark.parametrize("kind", ["memory-group", "memory-each"])
+async def test_an_item_that_cant_leave_the_store_is_not_handed_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    queue: Any = Queues(kind, tmp_path).queue(ack="get")
+    await queue.put(1)
+    name = "settle_now" if kind.endswith("each") else "settle"
+    Failing(queue, monkeypatch).make(name, lambda: StoreUnavailable("no"), times=1)
+    with pytest.raises(StoreUnavailable):
+        await asyncio.wait_for(queue.get(), 5)
+    assert await asyncio.wait_for(queue.get(), 5) == 1
+    assert (await queue.depth()).live == 0
+
+
+async def test_put_many_that_loses_the_race_for_room_tries_again(
+    queues: Queues, failing: Callable[[outlast.Queue[Any]], Failing]
+) -> None:
+    queue: Any = queues.queue(5)
+    await queue.put(0)
+    failing(queue).make("add", asyncio.QueueFull, times=2)
+    await asyncio.wait_for(queue.put_many([1, 2]), 5)
+    assert [queue.get_nowait() for _ in range(3)] == [0, 1, 2]
+
+
+async def test_a_store_that_cant_delete_says_so(
+    queues: Queues, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue: Any = queues.queue()
+    await queue.put(1)
+    monkeypatch.setattr("outlast.queue.queue.Ledger", EnqueueUncertain)
+    with pytest.raises(Unsupported, match="can't delete"):
+        await queue.purge()
+    assert queue.qsize() == 1

@@ -107,7 +107,7 @@ async def test_a_loop_settles_each_item_when_the_next_is_asked_for(ours: Queues)
     await queue.put_many([1, 2, 3])
     queue.shutdown()
     seen = []
-    async for item in queue:
+    async for item in aiter(aiter(queue)):  # an iterator is its own
         seen.append(item)
         await until(lambda: not queue._line.settling)
         assert await live(queue) == 4 - item
