@@ -122,8 +122,9 @@ class Store(Protocol):
     ) -> Sequence[Claim]:
         """Take at once up to ``limit`` due jobs whose queue and task are named, in claim order.
 
-        ``None`` among the tasks names queue items. ``newest`` takes the last added first. The jobs
-        become RUNNING, with ``attempt`` one higher. Never waits for work.
+        ``None`` among the tasks names queue items. ``newest`` takes the last added first, after
+        priority and rank; which job of one lane comes next is then not promised. The jobs become
+        RUNNING, with ``attempt`` one higher. Never waits for work.
         """
         ...
 

@@ -40,6 +40,7 @@ class Draw:
 
     def __init__(self, chance: Random) -> None:
         self.chance = chance
+        self.lanes = self.one((None,), (None, None, "l1", "l2"))
 
     def one(self, *values: T) -> T:
         return self.chance.choice(values)
@@ -64,7 +65,7 @@ class Draw:
             "digest": self.one(b"1", b"1", b"1", b"2"),
             "keep_key": self.one(0, 15, 40),
             "keep": self.one(0, 10, 10, None),
-            "lane": self.one(None, None, "l1", "l2"),
+            "lane": self.one(*self.lanes),
             "max_crashes": self.one(1, 2, None),
         }
 
