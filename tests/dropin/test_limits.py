@@ -125,6 +125,27 @@ async def test_the_limit_holds_under_a_crowd(queues: Queues) -> None:
     await queue.join()
 
 
+async def test_the_store_has_the_last_word_on_room(
+    ours: Queues, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process may have put in the moment since we looked."""
+    queue: Any = ours.queue(2)
+    await queue.put("a")
+    await queue.put("b")
+    with monkeypatch.context() as patch:
+        patch.setattr(queue._puts, "full", lambda: False)
+        with pytest.raises(asyncio.QueueFull):
+            queue.put_nowait("c")
+        if not ours.each:
+            patch.setattr(queue._puts, "_crowded", lambda: False)
+            put = asyncio.create_task(queue.put("c"))
+            await until(lambda: queue._line.sending == 0)
+            assert queue.qsize() == 2
+            put.cancel()
+            await asyncio.wait([put])
+    assert queue.qsize() == 2
+
+
 async def test_while_not_empty_get_nowait(queues: Queues) -> None:
     """The idiom relies on both saying the same."""
     queue = queues.queue()
