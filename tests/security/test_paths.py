@@ -22,6 +22,8 @@ from outlast.stores.urls import file_url, parse
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.timeout(60)  # each child is a Python that has to start first
+
 
 def contents(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*")}
@@ -169,7 +171,6 @@ def make_socket(path: Path) -> None:
 
 
 @pytest.mark.parametrize("make", [make_folder, make_pipe, make_socket])
-@pytest.mark.timeout(5)
 async def test_only_a_plain_file_is_opened(tmp_path: Path, make: Any) -> None:
     make(tmp_path / "thing")
     with pytest.raises(ConfigurationError, match="thing is not a plain file"):

@@ -65,7 +65,7 @@ class Child:
     def pid(self) -> int:
         return self.process.pid
 
-    def hear(self, seconds: float = 15.0) -> Any:
+    def hear(self, seconds: float = 30.0) -> Any:
         """The next thing it says. Fails if it ends, or says nothing for that long."""
         line = self._lines.get(timeout=seconds)
         assert line, f"it ended with {self.process.wait(5)} and said nothing"

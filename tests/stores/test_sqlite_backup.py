@@ -32,6 +32,8 @@ from outlast.stores.sqlite.store import SqliteStore
 if TYPE_CHECKING:
     from tests.stores.conftest import Opener
 
+pytestmark = pytest.mark.timeout(60)  # each child is a Python that has to start first
+
 
 def adds(path: str) -> None:
     """In a child: adds and settles without end, and says each batch that was acknowledged."""
@@ -47,7 +49,6 @@ def adds(path: str) -> None:
         number += 1
 
 
-@pytest.mark.timeout(60)
 def test_a_copy_made_while_another_process_writes(db: Path, tmp_path: Path, opened: Opener) -> None:
     """All that was acknowledged before it began is in it, and what is in it is in order."""
     store = opened(db)

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
     from tests.stores.conftest import Opener
 
+pytestmark = pytest.mark.timeout(60)  # each child is a Python that has to start first
+
+
 SOON = 1.0
 """Seconds: far less than any wait here would last by itself, far more than a wake-up takes."""
 

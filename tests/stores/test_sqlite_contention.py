@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
     from tests.stores.conftest import Opener
 
+pytestmark = pytest.mark.timeout(60)  # each child is a Python that has to start first
+
+
 LOCKED = "BEGIN IMMEDIATE"
 
 
@@ -55,7 +58,6 @@ def together(children: list[Child], wait: float = 20.0) -> list[Any]:
 
 
 @pytest.mark.alone
-@pytest.mark.timeout(60)
 def test_four_writers_get_their_share(db: Path, opened: Opener) -> None:
     """The slowest does at least a quarter of the fastest, in the best of three attempts.
 

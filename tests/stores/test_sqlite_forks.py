@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
     from tests.stores.conftest import Opener
 
+pytestmark = pytest.mark.timeout(60)  # each child is a Python that has to start first
+
 
 def used_in_the_child(path: str) -> None:
     store = SqliteStore(path)
@@ -147,7 +149,6 @@ def forks_while_it_writes(path: str, rounds: int) -> None:
     store.close_now()
 
 
-@pytest.mark.timeout(60)
 def test_forks_in_the_middle_of_work(db: Path, opened: Opener) -> None:
     """No child inherits a lock that nobody will ever open, and none hears of a broken file."""
     with Child(forks_while_it_writes, path=str(db), rounds=25) as child:

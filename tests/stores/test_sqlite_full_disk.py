@@ -23,6 +23,9 @@ from outlast.stores.sqlite.store import SqliteStore
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+pytestmark = pytest.mark.timeout(60)  # each child is a Python that has to start first
+
+
 OWN_MOUNTS = ("unshare", "--mount", "--propagation", "private")
 PAYLOAD = b'"' + b"x" * 10_000 + b'"'
 
@@ -105,7 +108,6 @@ def adds(store: SqliteStore) -> bool:
 
 
 @pytest.mark.needs("cut")
-@pytest.mark.timeout(60)
 def test_a_full_disk_refuses_new_work_and_lets_accepted_work_end(tmp_path: Path) -> None:
     point = str(tmp_path / "small")
     with Child(live_on_a_full_disk, before=OWN_MOUNTS, point=point) as child:
@@ -150,7 +152,6 @@ def fill_without_a_look(point: str) -> None:
 
 
 @pytest.mark.needs("cut")
-@pytest.mark.timeout(60)
 def test_a_write_that_finds_no_space_is_undone_whole(tmp_path: Path) -> None:
     with Child(fill_without_a_look, before=OWN_MOUNTS, point=str(tmp_path / "small")) as child:
         assert "no space left" in child.hear(30)

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
     from tests.stores.conftest import Opener
 
+pytestmark = pytest.mark.timeout(60)  # each child is a Python that has to start first
+
 
 def threads() -> set[str]:
     return {thread.name for thread in threading.enumerate() if thread.name.startswith("outlast")}
@@ -163,7 +165,6 @@ def is_killed(path: str) -> None:
             say("go on")
 
 
-@pytest.mark.timeout(60)
 def test_a_large_file_after_a_kill(db: Path, opened: Opener) -> None:
     """It opens at once, the dead worker's jobs are back, and all is in order."""
     store = opened(db, durability=Durability.PROCESS)
@@ -221,7 +222,6 @@ def opens_after_a_restart(path: str, number: int) -> None:
     store.close_now()
 
 
-@pytest.mark.timeout(60)
 def test_several_processes_that_start_after_a_restart(db: Path, opened: Opener) -> None:
     """The last to open must not take away what the first has claimed by then."""
     store = opened(db)

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
     from outlast.stores.sqlite.store import SqliteStore
 
+pytestmark = pytest.mark.timeout(60)  # each child is a Python that has to start first
+
+
 PAYLOAD = b'"' + b"x" * 20_000 + b'"'
 PAGES = 128
 LIMIT = PAGES * 4096
@@ -66,7 +69,6 @@ def test_in_steady_work_it_is_copied_and_begun_anew(db: Path, opened: Opener) ->
     assert log_size(db) <= 2 * LIMIT
 
 
-@pytest.mark.timeout(60)
 def test_it_grows_while_somebody_reads_and_shrinks_when_that_ends(db: Path, opened: Opener) -> None:
     store = opened(db)
     store.add_now([job("first")])
@@ -131,7 +133,6 @@ def test_no_read_transaction_is_left_open(db: Path, opened: Opener) -> None:
     other.close()
 
 
-@pytest.mark.timeout(60)
 def test_many_readers_that_overlap_do_not_keep_it_growing(
     db: Path, opened: Opener, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -25,6 +25,9 @@ from outlast.stores.sqlite.store import SqliteStore
 if TYPE_CHECKING:
     from tests.stores.conftest import Opener
 
+pytestmark = pytest.mark.timeout(60)  # each child is a Python that has to start first
+
+
 COUNT = "WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 20000)"
 EXTRA = (
     "ALTER TABLE jobs ADD COLUMN note TEXT; CREATE INDEX jobs_note ON jobs (created_at, payload);"
@@ -102,7 +105,6 @@ def be_killed(folder: str, rounds: int, seed: int) -> None:
         say([str(work / "jobs.db"), took])
 
 
-@pytest.mark.timeout(60)
 def test_a_migration_that_is_killed_leaves_the_old_schema_or_the_new_one(tmp_path: Path) -> None:
     base = tmp_path / "base"
     base.mkdir()
@@ -146,7 +148,6 @@ def opens_when_told(path: str, number: int) -> None:
     store.close_now()
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("empty", [True, False])
 def test_processes_that_start_at_once_migrate_once(db: Path, opened: Opener, empty: bool) -> None:
     if not empty:

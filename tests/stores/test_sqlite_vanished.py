@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
     from tests.stores.conftest import Opener
 
+pytestmark = pytest.mark.timeout(60)  # each child is a Python that has to start first
+
 
 def companion(db: Path) -> Path:
     return files.companion(str(db))

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
     from tests.stores.conftest import Opener
 
+pytestmark = pytest.mark.timeout(60)  # each child is a Python that has to start first
+
 
 def everything(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
