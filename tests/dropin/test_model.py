@@ -7,7 +7,7 @@ import itertools
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import outlast
@@ -57,6 +57,11 @@ def test_calls_without_a_loop(
     mine._end()
 
 
+WOKEN_TOO_LATE: list[tuple[Any, ...]] = [
+    ("get",), ("put", 0), ("put", 0), ("get",), ("get",), ("round",), ("round",), ("round",),
+]  # fmt: skip
+"""The first getter is overtaken, and goes to the end of the line."""
+
 steps = st.one_of(
     st.tuples(st.just("put"), values),
     st.tuples(st.just("get")),
@@ -100,6 +105,7 @@ def outcome(task: asyncio.Task[Any]) -> Any:
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(script=st.lists(steps, max_size=40), maxsize=st.sampled_from([0, 1, 3]))
+@example(script=WOKEN_TOO_LATE, maxsize=1)
 @settings(max_examples=100, deadline=None)
 def test_tasks_round_by_round(kind: str, script: list[tuple[Any, ...]], maxsize: int) -> None:
     """With commit="each" nothing takes a round of the loop more or less than with asyncio."""
