@@ -231,7 +231,7 @@ async def test_a_failing_copy_of_the_log_loses_nothing(
             raise io_error(op.kind)
 
     monkeypatch.setattr(disk, "before", before)
-    await store.add([job("b")])
+    await store.add([job("b", payload=b'"' + b"x" * 50_000 + b'"')])
     assert (await store.depth("default")).live == 3
     until(lambda: disk.struck, 5, "the log is copied, after the answer")
     monkeypatch.undo()
