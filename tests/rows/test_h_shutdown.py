@@ -22,7 +22,7 @@ def test_h2_killed_while_it_drains_its_jobs_run_again_and_no_other(rig: Rig) -> 
     go = str(rig.folder / "go")
     done = rig.enqueue(*[("instant", n) for n in range(20)])
     held = rig.enqueue(*[("until", go) for _ in range(3)])
-    worker = rig.start("-c", "3")
+    worker = rig.start("-c", "3", "--lease", "90")  # they come back long before that
     rig.until_ended(done)
     for id in held:
         rig.until_started(id)
@@ -50,6 +50,7 @@ def test_h3_it_is_gone_before_the_deadline_and_what_ran_is_queued_again(rig: Rig
     began = time.monotonic()
     assert rig.stop(worker, DEADLINE) == 0
     assert grace <= time.monotonic() - began < grace + rest
+    assert "killed" not in rig.workers_said, "it ended by itself"
     assert rig.statuses(held) == {Status.QUEUED: 5}
     jobs = [rig.job(id) for id in held]
     assert {(job.failures, job.crashes) for job in jobs} == {(0, 0)}

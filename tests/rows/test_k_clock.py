@@ -57,16 +57,13 @@ async def test_k1_a_wall_clock_that_jumps_for_days_ends_no_lease(tmp_path: Path)
         async with asyncio.timeout(10):
             while not runs:
                 await asyncio.sleep(0)
-        for ahead in (-3 * DAY, 3 * DAY, 0.5 * DAY):
-            clock.ahead = ahead
-            # Several renewals, and several looks for leases that ran out.
+        for jump in range(16):
+            clock.ahead = 3 * DAY if jump % 2 else -3 * DAY
+            # Not a whole part of the time between two renewals, so that some jumps come before one.
             with pytest.raises(TimeoutError):
-                await running.result(timeout=1.5)
+                await running.result(timeout=0.23)
             assert (await running.job()).attempt == 1
-            if ahead > DAY:
-                assert await waiting.result(timeout=10) == "done", "it is due by that clock"
-            else:
-                assert ahead > 0 or await waiting.status() is Status.QUEUED
+        assert await waiting.result(timeout=10) == "done", "by that clock it is due"
         go.set()
         assert await running.result(timeout=10) == "done"
     assert sorted(runs) == ["late", "long"]

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.cases.rig import ROOT
 from tests.conformance.steps import job
+from tests.rows.memory import peak
 from tests.stores.children import NOBODY, Child, become, listen, say
 
 from outlast.errors import StoreError
@@ -106,7 +107,7 @@ def hold_many(path: str) -> None:
     store = SqliteStore(path, durability=Durability.PROCESS)
     store.open_now()
     opened = time.monotonic() - began
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = peak()
     depth = store.depth_now("default")
     taken = 0
     while taken < MANY // 2:
@@ -116,7 +117,7 @@ def hold_many(path: str) -> None:
     asyncio.run(store.find(limit=100))
     asyncio.run(store.lines())
     asyncio.run(store.prune(1000))
-    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    after = peak()
     say([depth.live, opened, before, after])
     listen()
     store.close_now()
@@ -126,11 +127,11 @@ def test_m2_as_many_as_there_are_memory_stays_flat(tmp_path: Path) -> None:
     path = tmp_path / "jobs.db"
     store = SqliteStore(str(path), durability=Durability.PROCESS)
     store.open_now()
-    payload = b'"' + b"x" * 300 + b'"'
+    payload = b'"' + b"x" * 1000 + b'"'
     for _ in range(MANY // 2000):
         store.add_now([job(payload=payload) for _ in range(2000)])
     store.close_now()
-    assert path.stat().st_size > 25_000_000
+    assert path.stat().st_size > 60_000_000
     with Child(hold_many, path=str(path)) as child:
         live, opened, before, after = child.hear(50)
         child.end()

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import resource
 from typing import TYPE_CHECKING, Any
 
 import apsw
 import pytest
+from tests.rows.memory import peak
 from tests.stores.children import Child, say
 
 from outlast import Outlast
@@ -103,10 +103,10 @@ def flood(path: str) -> None:
 
     async def run() -> None:
         async with app:
-            say(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+            say(peak())
             for _ in range(4):
                 await asyncio.gather(*(produce() for _ in range(AT_ONCE)))
-                say(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+                say(peak())
 
     asyncio.run(run())
 
@@ -120,6 +120,6 @@ def test_p8_a_flood_waits_for_the_disk_and_not_in_memory(tmp_path: Path) -> None
     store.open_now()
     assert store.depth_now("default").live == FLOOD * AT_ONCE
     store.close_now()
-    # Forty thousand jobs of 1 KiB are 40 MB; in KiB, as getrusage counts.
+    # Forty thousand jobs of 1 KiB are 40 MB; in KiB.
     assert last - before < 30_000
     assert last - first < 8_000, "three quarters of them cost no more than the first quarter"
