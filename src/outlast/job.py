@@ -209,6 +209,16 @@ class Death(Struct, frozen=True, kw_only=True):
     exit_code: int | None = None
     message: str = ""
 
+    @property
+    def sole(self) -> bool:
+        """Whether just one job was running, as far as is known.
+
+        What counts is how many ran, not how many claims the worker still had: one that had lost
+        its claim may have killed it as well.
+        """
+        suspects = self.started if self.blamed is None else self.blamed
+        return self.alone or (suspects is not None and len(suspects) == 1)
+
 
 class Depth(Struct, frozen=True, kw_only=True):
     """How many jobs a queue holds, by state. ``ready`` and ``delayed`` are both QUEUED."""

@@ -114,6 +114,15 @@ async def test_a_suspect_that_ran_alone_is_to_blame(store: FullStore) -> None:
     assert (await get(store, "b")).status is Status.QUEUED
 
 
+async def test_one_that_had_lost_its_claim_may_have_been_the_one(store: FullStore) -> None:
+    lost = await start(store, job("lost"), worker="w2")
+    await start(store, job("held"), worker="w2")
+    assert list(await store.settle([done(lost)])) == []
+    await store.recover_worker("w2", Death(started=frozenset({"lost", "held"}), signal=9))
+    found = await get(store, "held")
+    assert (found.crashes, found.suspect) == (0, True)
+
+
 async def test_what_had_returned_is_not_to_blame(store: FullStore) -> None:
     await start(store, job("returned"), job("running"), job("ahead"), worker="w2")
     cause = Death(

@@ -254,7 +254,7 @@ class Model:
             elif it not in blamed:
                 it.suspect = False
                 self._back(it)
-            elif cause.alone or len(blamed) == 1:
+            elif cause.sole:
                 self._crash(it)
             else:
                 it.suspect = True

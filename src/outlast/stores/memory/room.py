@@ -153,7 +153,7 @@ class Room:
                 self.table.requeue(row, replace(job, attempt=job.attempt - 1), now)
             elif row not in blamed:
                 self.table.requeue(row, replace(job, suspect=False), now)
-            elif cause.alone or len(blamed) == 1:
+            elif cause.sole:
                 self._crash(row, _crash_of(cause), now)
             else:
                 self.table.requeue(row, replace(job, suspect=True), now)

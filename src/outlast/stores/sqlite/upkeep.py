@@ -164,7 +164,7 @@ def recover_worker(moves: Moves, worker: str, cause: Death) -> int:
     else:
         started = {row[1] for row in rows if row[1] in cause.started}
     blamed = started if cause.blamed is None else started & cause.blamed
-    fate = "crash" if cause.alone or len(blamed) == 1 else "suspect"
+    fate = "crash" if cause.sole else "suspect"
     fates = [
         (row, fate if row[1] in blamed else "interrupted" if row[1] in started else "untouched")
         for row in rows
