@@ -46,7 +46,7 @@ class Profile(Struct, frozen=True, kw_only=True):
 
 
 PROFILES = {
-    "dense": Profile(workers=(3, 6), producers=8, jobs=9, seconds=26.0, gap=1.3),
+    "dense": Profile(workers=(3, 6), producers=8, jobs=9, seconds=26.0, gap=0.9),
     "sparse": Profile(
         workers=(2, 3), producers=2, jobs=12, seconds=7.0, gap=4.0, seasons=12, leases=(3.0, 15.0)
     ),

@@ -52,10 +52,10 @@ class Producer:
 
     async def flood(self) -> None:
         """Send many, the quick ones first: workers then claim the slow ones ahead."""
-        tasks = self._world.tasks.by_name
-        quick = [tasks["quick"].call(number) for number in range(30)]
-        slow = [tasks["slow"].call(number, 3.0) for number in range(12)]
-        await self._inside(self._surely([*quick, *slow]))
+        slow = self._world.tasks.by_name["slow"]
+        times = [0.01] * 40 + [3.0] * 12
+        calls = [slow.call(number, seconds) for number, seconds in enumerate(times)]
+        await self._inside(self._surely(calls))
 
     async def _probe(self) -> list[str]:
         call = self._world.tasks.by_name["quick"].call(1)

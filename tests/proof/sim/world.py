@@ -41,6 +41,8 @@ BOUND = 900.0
 PROMPT = 1.0
 """Seconds in which an idle fleet must have run a job that it is given."""
 PATIENCE = 15.0
+LIMIT = 150_000
+"""Steps, ten times what a world takes that comes to rest."""
 QUIET = 3.0
 """Leases after which the last fault is forgotten: what a worker holds then, it knows of."""
 
@@ -95,7 +97,7 @@ class World:
         self.seed = seed
         self.profile_name = profile
         self.profile = PROFILES[profile]
-        self.loop = SimLoop(seed)
+        self.loop = SimLoop(seed, LIMIT)
         self.chance = SeededChance(seed)
         self.dice = random.Random(f"world {seed}")
         self.morgue = Morgue()
@@ -319,7 +321,7 @@ class World:
         """Workers that are stopped in the middle of much work give back what they hold."""
         await self.loop.sleep(QUIET * self.lease)
         await self.producers[0].flood()
-        await self.loop.sleep(self.dice.uniform(0.0, 0.3))
+        await self.loop.sleep(self.dice.uniform(0.02, 0.4))
         for place in self.places[1:]:
             if place.worker is not None:
                 place.worker.stop()
