@@ -279,6 +279,8 @@ class _Trial:
                 self.report.miscounted.append(after.id)
         if before.verdict in AGAIN or before.note in PLANNED:
             return
+        if not before.verdict and before.asked in AGAIN:
+            return  # it was asked for, and killed before it could note the answer
         if any(e.kind == "revive" and before.began < e.at <= after.began for e in story):
             return
         causes = [

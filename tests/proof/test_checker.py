@@ -266,6 +266,14 @@ def test_two_jobs_of_a_lane_must_not_run_at_once() -> None:
     assert broken(story) == {"disordered": ["b"]}
 
 
+def test_a_kill_before_it_could_note_the_answer() -> None:
+    """The job was given back, and taken by another, before the first could note that."""
+    story = Story().added().tell("start", "a", attempt=1).tell("end", "a", note="stopped")
+    story.tell("settle", "a", note="give_back").ran(pid=OTHER, attempt=2).holds()
+    story.tell("kill", target=WORKER)
+    assert broken(story) == {}
+
+
 def test_recovery_is_measured_from_the_last_fault_that_hit() -> None:
     story = Story().added().tell("start", "a", attempt=1).tell("kill", target=WORKER)
     story.tell("calm").tell("calm").ran(pid=OTHER, attempt=2).holds()

@@ -32,8 +32,25 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.timeout(60)  # each child is a Python that has to start first
 
 
+earlier: set[threading.Thread] = set()
+
+
+@pytest.fixture(autouse=True)
+def _note_the_threads_of_earlier_tests() -> None:
+    earlier.clear()
+    earlier.update(threading.enumerate())
+
+
+def ours() -> list[str]:
+    return [
+        thread.name
+        for thread in threading.enumerate()
+        if thread.name.startswith("outlast") and thread not in earlier
+    ]
+
+
 def threads() -> set[str]:
-    return {thread.name for thread in threading.enumerate() if thread.name.startswith("outlast")}
+    return set(ours())
 
 
 async def test_open_and_close_may_be_repeated(db: Path) -> None:
@@ -56,7 +73,7 @@ async def test_open_and_close_may_be_repeated(db: Path) -> None:
 async def test_many_may_open_and_close_at_once(db: Path) -> None:
     store = SqliteStore(str(db))
     await asyncio.gather(*(store.open() for _ in range(8)))
-    assert sum(thread.name == "outlast-writer" for thread in threading.enumerate()) == 1
+    assert ours().count("outlast-writer") == 1
     await store.add([job()])
     await asyncio.gather(*(store.close() for _ in range(8)))
     assert threads() == set()
