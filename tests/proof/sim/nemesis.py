@@ -27,7 +27,8 @@ class Nemesis:
         self._pending = list(world.faults)
         self._doing: set[asyncio.Task[None]] = set()
         self._outages = 0
-        self._skipped = 0.0
+        self.skipped = 0.0
+        """Seconds of idle time that nobody lived through."""
         self.asleep: asyncio.Future[None] | None = None
         """Done at the end of the idle time that is being skipped."""
 
@@ -58,7 +59,7 @@ class Nemesis:
 
     @property
     def _elapsed(self) -> float:
-        return self._loop.time() - self._began - self._skipped
+        return self._loop.time() - self._began - self.skipped
 
     async def _pass(self, seconds: float) -> None:
         await self.sleep_until(self._elapsed + seconds)
@@ -72,7 +73,7 @@ class Nemesis:
                 self._world.harm(process, "skip")
                 process.frozen = True
                 frozen.append(process)
-        self._skipped += seconds
+        self.skipped += seconds
         self.asleep = self._loop.create_future()
         await self._loop.sleep(seconds)
         self.asleep.set_result(None)

@@ -84,7 +84,7 @@ class Referee:
         if name == "recover_worker":
             worker = args[0]
             if self._morgue.death_of(worker) is None and any(
-                held.worker == worker for held in self.held.values()
+                held.worker == worker and not held.process.dead for held in self.held.values()
             ):
                 self.blame("buried alive", worker)
 

@@ -23,7 +23,7 @@ class Sum(Struct, kw_only=True):
     seeds: int = 0
     steps: int = 0
     hours: float = 0.0
-    """Simulated ones."""
+    """Of dense worlds, without what was skipped."""
     years: float = 0.0
     seconds: float = 0.0
     acknowledged: int = 0
@@ -38,11 +38,10 @@ class Sum(Struct, kw_only=True):
     def add(self, outcome: Outcome) -> None:
         self.seeds += 1
         self.steps += outcome.steps
-        hours = outcome.seconds / 3600
         if outcome.profile == "dense":
-            self.hours += hours
+            self.hours += (outcome.seconds - outcome.idle) / 3600
         else:
-            self.years += hours / 24 / 365.25
+            self.years += outcome.seconds / 3600 / 24 / 365.25
         for name in ("acknowledged", "uncertain", "runs", "explained", "zombies"):
             setattr(self, name, getattr(self, name) + getattr(outcome, name))
         for name, found in outcome.broken.items():

@@ -126,6 +126,8 @@ class Server:
 
     def _arrive(self, request: tuple[Any, ...], fate: str) -> None:
         process, store, name, args, answer = request
+        if fate == "late":
+            self._harm(process, name)
         if self.down or fate == "before" or process.cut_off == "silent":
             self._harm(process, name)
             self._later(self._way(), _fail, answer, _doubt(name, args))
@@ -169,7 +171,14 @@ class Server:
         self, process: Process, name: str, args: tuple[Any, ...], answer: asyncio.Future[Any]
     ) -> None:
         self._harm(process, name)
-        self._later(TIMEOUT, _fail, answer, _doubt(name, args))
+        self._later(TIMEOUT, self._expire, process, name, args, answer)
+
+    def _expire(
+        self, process: Process, name: str, args: tuple[Any, ...], answer: asyncio.Future[Any]
+    ) -> None:
+        # Its loop stood still all that time, so what it holds may be lost up to now.
+        self._harm(process, name)
+        _fail(answer, _doubt(name, args))
 
     def _way(self) -> float:
         return self._dice.expovariate(1 / self.latency) if self.latency else 0.0

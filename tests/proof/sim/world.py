@@ -57,6 +57,8 @@ class Outcome(Struct, kw_only=True):
     steps: int
     seconds: float
     """Virtual ones."""
+    idle: float = 0.0
+    """Those of them that were skipped."""
     acknowledged: int = 0
     uncertain: int = 0
     runs: int = 0
@@ -356,6 +358,7 @@ class World:
             digest=self.loop.digest,
             steps=self.loop.steps,
             seconds=self.loop.time() - 1000.0,
+            idle=self.nemesis.skipped,
             acknowledged=report.acknowledged,
             uncertain=report.uncertain,
             runs=report.runs,
