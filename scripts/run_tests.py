@@ -49,7 +49,15 @@ def main() -> int:
         workers = str(max(2, os.cpu_count() or 2))
         alone, alone_took = part(folder, "alone", "-n", "0", "-m", "alone")
         beside, beside_took = part(
-            folder, "beside", "-n", workers, "--dist", "loadfile", "-m", "not alone"
+            folder,
+            "beside",
+            "-n",
+            workers,
+            "--dist",
+            "worksteal",
+            "-m",
+            "not alone",
+            "--durations=15",
         )
         counts, seconds = tally(sorted(folder.glob("*.xml")))
     print(f"\nminutes: alone {alone_took / 60:.1f}, side by side {beside_took / 60:.1f}")
