@@ -178,8 +178,8 @@ STORE_BUGS = (
     Bug(
         "the dead are pruned like the done",
         MOVES,
-        "gone_at = CASE WHEN ?2 <> 5 THEN",
-        "gone_at = CASE WHEN ?2 <> 9 THEN",
+        "(seq, None if keep is None or state == DEAD else now + keep)",
+        "(seq, None if keep is None else now + keep)",
         conformance("prune", "crashes"),
     ),
     Bug(
