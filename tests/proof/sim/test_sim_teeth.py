@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from msgspec.structs import replace
+from tests.proof.sim.runs import command, shrink
 from tests.proof.sim.test_sim import DENSE, SPARSE
 from tests.proof.sim.world import run_world
 
@@ -131,3 +132,13 @@ def test_some_seed_is_red(name: str, monkeypatch: Plant) -> None:
         if run_world(seed, "sparse").broken:
             return
     pytest.fail("none of the seeds saw it")
+
+
+def test_a_failing_world_is_cut_down_to_the_faults_it_needs(monkeypatch: Plant) -> None:
+    keys_are_not_looked_up(monkeypatch)
+    outcome = next(found for seed in DENSE if (found := run_world(seed, "dense")).broken)
+    needed = shrink(outcome)
+    assert len(needed) < len(outcome.faults)
+    again = run_world(outcome.seed, "dense", needed)
+    assert set(again.broken) & set(outcome.broken)
+    assert command(outcome.seed, "dense", needed).startswith("python -m tests.proof.sim --seed ")
