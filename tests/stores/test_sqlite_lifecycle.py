@@ -204,27 +204,6 @@ def test_a_large_file_after_a_kill(db: Path, opened: Opener) -> None:
     assert findings(str(db)) == []
 
 
-def test_after_a_restart_of_the_machine_all_leases_are_over(
-    db: Path, opened: Opener, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The machine's clock for leases begins anew with it, so what is stored means nothing."""
-    store = opened(db)
-    store.add_now([job("a"), job("b")])
-    assert len(store.claim_now(["default"], [None], 1, 1e9, "w")) == 1
-    store.close_now()
-    store = opened(db)
-    assert asyncio.run(store.recover(10)) == 0, "the machine has not restarted"
-    store.close_now()
-    monkeypatch.setattr(schema, "boot_id", lambda: "another boot")
-    store = opened(db)
-    assert asyncio.run(store.recover(10)) == 1
-    [again] = store.claim_now(["default"], [None], 1, 1e9, "w")
-    store.close_now()
-    store = opened(db)
-    assert asyncio.run(store.recover(10)) == 0, "a claim of this boot is left alone"
-    assert store.settle_now([done(again)]) == []
-
-
 def opens_after_a_restart(path: str, number: int) -> None:
     """In a child, told to open at the same moment as others: claims one job at once."""
     schema.boot_id = lambda: "another boot"
@@ -256,7 +235,8 @@ def test_several_processes_that_start_after_a_restart(db: Path, opened: Opener) 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(schema, "boot_id", lambda: "another boot")
             store = opened(db)
-            assert asyncio.run(store.recover(10)) == 4, "just those of before"
+            depth = store.depth_now("default")
+            assert (depth.ready, depth.running) == (7, 3), "just those of before come back"
             store.close_now()
         for child in children:
             child.tell()
@@ -283,3 +263,24 @@ async def test_threads_and_descriptors_do_not_pile_up(db: Path) -> None:
         await store.close()
     assert descriptors() <= before
     assert threads() == set()
+
+
+async def test_after_a_restart_of_the_machine_claims_come_back(
+    db: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the marks of the worker are lost, and nobody runs a worker."""
+    store = SqliteStore(str(db))
+    await store.open()
+    await store.add([job("a")])
+    (claim,) = await store.claim(["default"], [None], 1, 3600.0, "w")
+    await store.close()
+    await store.open()
+    assert await store.claim(["default"], [None], 1, 3600.0, "w") == []
+    await store.close()
+    monkeypatch.setattr(schema, "boot_id", lambda: "another start of the machine")
+    await store.open()
+    (again,) = await store.claim(["default"], [None], 1, 3600.0, "w")
+    assert (again.job.attempt, again.job.suspect, again.job.crashes) == (2, False, 0)
+    (lost,) = await store.settle([done(claim)])
+    assert lost.reason == "lost"
+    await store.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
+from functools import cache
 from typing import TYPE_CHECKING, cast
 
 from outlast.lifeline import dead, forget
@@ -103,6 +104,8 @@ class Upkeep:
                     running=len(self._crew.runs),
                     started_at=self._started_at,
                     seen_at=self._clock.now(),
+                    version=_version(),
+                    library=getattr(store, "library", ""),
                 )
             )
         return SIGN_IN
@@ -118,3 +121,10 @@ class Upkeep:
                 "%d jobs of task %s wait in queue %s: this worker doesn't have that task, and "
                 "leaves them to one that does", count, task, queue,
             )  # fmt: skip
+
+
+@cache
+def _version() -> str:
+    from importlib.metadata import version
+
+    return version("outlast")

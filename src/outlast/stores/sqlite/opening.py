@@ -21,7 +21,7 @@ __all__ = ["prepare"]
 _log = logging.getLogger(__name__)
 
 _KNOWN_BOOT = "SELECT value FROM meta WHERE name = 'boot'"
-_ALL_OVERDUE = "UPDATE jobs SET lease = -1 WHERE state = 3"
+_ALL_OVERDUE = "UPDATE jobs SET lease = -1.0 WHERE state = 3"
 _NEW_BOOT = "INSERT OR REPLACE INTO meta VALUES ('boot', ?)"
 
 

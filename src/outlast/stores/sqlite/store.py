@@ -81,6 +81,7 @@ class SqliteStore:
     ) -> None:
         self.path = files.real(path)
         self.url = file_url(self.path)
+        self.library = schema.library()
         self.namespace = namespace
         self.durability = Durability.POWER if durability is None else durability
         self.lifelines: Path | None = files.companion(self.path)
@@ -162,6 +163,9 @@ class SqliteStore:
             self._hand_over(
                 Op(partial(upkeep.recover_worker, worker=worker, cause=cause), synced=True)
             ).result()
+        # After the dead whose marks are left: those say more.
+        while self._hand_over(Op(upkeep.recover_stranded, synced=True)).result():
+            pass
 
     async def close(self) -> None:
         await asyncio.to_thread(self.close_now)

@@ -35,11 +35,14 @@ __all__ = [
     "prune",
     "purge",
     "recover",
+    "recover_stranded",
     "recover_worker",
     "renew",
     "revive",
 ]
 
+STRANDED = -1.0
+"""The lease of a claim that was made before the machine restarted."""
 KEPT = 1_000_000
 """Done jobs kept at most, whatever their time."""
 _WORKER_MEMORY = 3600.0
@@ -153,6 +156,13 @@ def recover(moves: Moves, limit: int) -> int:
     rows = fetch(moves.connection, _OVERDUE, moves.clock.monotonic(), moves.space, limit)
     failure = Failure(kind="crash", message="the lease ran out: the worker died or was cut off")
     _return(moves, [(row, "crash" if row[7] else "suspect") for row in rows], failure)
+    return len(rows)
+
+
+def recover_stranded(moves: Moves) -> int:
+    """Put back what was claimed before the machine restarted; nobody is to blame for that."""
+    rows = fetch(moves.connection, _OVERDUE, STRANDED, moves.space, 10_000)
+    _return(moves, [(row, "interrupted") for row in rows], Failure(kind="crash"))
     return len(rows)
 
 
