@@ -11,7 +11,7 @@ import apsw
 
 from outlast.doctor.disk import disk_findings
 from outlast.doctor.report import Finding, Report, Severity
-from outlast.errors import DurabilityError, OutlastError, StoreError
+from outlast.errors import DurabilityError, OutlastError, StoreDamaged, StoreError
 from outlast.store import Durability
 from outlast.stores.sqlite import SqliteStore, files, schema
 from outlast.stores.sqlite.faults import mapped
@@ -55,8 +55,8 @@ async def examine(
 
 
 def _unreached(path: str, required: Durability, error: OutlastError) -> Report:
-    # A place that guarantees too little was reached; it is only not good enough.
-    reached = isinstance(error, DurabilityError)
+    # What guarantees too little, or is broken, was reached; it is only not good enough.
+    reached = isinstance(error, DurabilityError | StoreDamaged)
     finding = Finding(
         id="SQ0",
         severity=ERROR,

@@ -53,6 +53,8 @@ class Settling:
 
     def put(self, verdict: Verdict) -> None:
         """Have a verdict stored soon."""
+        if verdict.kind == "dead":
+            _warn(verdict)
         self.waiting.append(verdict)
         self._wake()
 
@@ -135,3 +137,16 @@ _UNSTORABLE = "UnstorableOutcome"
 
 def _nothing(*_: object) -> None:
     """Until someone wants to be told."""
+
+
+def _warn(verdict: Verdict) -> None:
+    """A job that is dead waits for somebody, who should hear of it."""
+    job, failure = verdict.claim.job, verdict.failure
+    why = "" if failure is None else f"{failure.kind}: {failure.message or failure.type}"
+    log.warning(
+        "job %s of task %s is dead (%.300s)",
+        job.id,
+        job.task,
+        why,
+        extra={"job": job.id, "task": job.task, "queue": job.queue, "attempt": job.attempt},
+    )

@@ -164,6 +164,7 @@ class MemoryStore:
 
     async def recover_worker(self, worker: str, cause: Death) -> int:
         with self._entered() as room:
+            room.workers.pop(worker, None)
             return room.recover_worker(worker, cause, self._clock.now())
 
     async def prune(self, limit: int) -> int:

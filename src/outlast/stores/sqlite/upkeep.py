@@ -168,6 +168,7 @@ def recover_stranded(moves: Moves) -> int:
 
 def recover_worker(moves: Moves, worker: str, cause: Death) -> int:
     """See ``Store.recover_worker``."""
+    leave(moves, worker)
     rows = fetch(moves.connection, _OF_WORKER, worker, moves.space)
     if cause.started is None:
         started = {row[1] for row in rows}
