@@ -160,9 +160,8 @@ class SqliteStore:
 
     def _recover_the_dead(self) -> None:
         for worker, cause in lifeline.dead(files.companion(self.path)):
-            self._hand_over(
-                Op(partial(upkeep.recover_worker, worker=worker, cause=cause), synced=True)
-            ).result()
+            run = partial(upkeep.recover_worker, worker=worker, cause=cause)
+            self._hand_over(Op(run, synced=True)).result()
         # After the dead whose marks are left: those say more.
         while self._hand_over(Op(upkeep.recover_stranded, synced=True)).result():
             pass
@@ -441,10 +440,7 @@ class SqliteStore:
         if self._writer is None:
             raise StoreClosed(f"{self.url} is not open: use it between open() and close()")
         if self._pid != os.getpid():
-            raise StoreClosed(
-                f"{self.url} was opened by process {self._pid}, of which this one is a fork;"
-                " open it here"
-            )
+            raise StoreClosed(f"{self.url} was opened by process {self._pid}; open it here too")
 
     async def _do(self, op: Op[T], undo: Callable[[T], None] | None = None) -> T:
         """Cancelled in mid-call, the step is done or it is not; what it answered is undone."""
