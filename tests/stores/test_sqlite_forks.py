@@ -38,7 +38,7 @@ def used_in_the_child(path: str) -> None:
             "get": lambda: asyncio.run(as_coroutine(store)),
         }
         for call in calls.values():
-            with pytest.raises(StoreClosed, match=f"{os.getppid()}, of which this one is a fork"):
+            with pytest.raises(StoreClosed, match=f"{os.getppid()}; open it here too"):
                 call()
         store.close_now()  # does nothing that the parent would notice
 
