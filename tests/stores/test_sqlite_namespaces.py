@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import shutil
 import tempfile
 from pathlib import Path
@@ -11,12 +12,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.stores.test_sqlite_counts import IDS, Game, acts, findings
+from tests.stores.test_sqlite_counts import IDS, Game, acts, any_act, findings
 
 from outlast.job import Failure, Job, dead, done
 from outlast.store import WorkerInfo
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from outlast.stores.sqlite.store import SqliteStore
 
 HERS = b'"of the other namespace"'
@@ -49,7 +52,7 @@ async def looks(store: SqliteStore) -> list[Any]:
     return [await store.find(limit=1000), await store.lines(), await store.workers()]
 
 
-async def play(folder: Path, script: list[tuple[Any, ...]]) -> None:
+async def play(folder: Path, script: Iterable[tuple[Any, ...]]) -> None:
     (folder / "alone").mkdir()
     (folder / "shared").mkdir()
     alone, shared = Game(folder / "alone", ["one"]), Game(folder / "shared", ["one", "two"])
@@ -66,13 +69,23 @@ async def play(folder: Path, script: list[tuple[Any, ...]]) -> None:
         assert await looks(hers) == before, f"{act} touched the other namespace"
         assert await looks(mine) == await looks(alone.stores[0])
         assert not any(job.payload == HERS for job in await mine.find(limit=1000))
+        for game in (alone, shared):
+            del game.claims[0][:-10]
     await alone.close()
     await shared.close()
 
 
 @pytest.mark.timeout(60)
+@pytest.mark.parametrize("seed", [1, 2])
+async def test_nor_does_any_in_a_long_game(tmp_path: Path, seed: int) -> None:
+    """The neighbour's jobs come due, expire and outlive their time meanwhile, untouched."""
+    dice = random.Random(seed)
+    await play(tmp_path, (any_act(dice) for _ in range(250)))
+
+
+@pytest.mark.timeout(60)
 @given(st.lists(acts, min_size=5, max_size=20))
-@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
 def test_no_call_sees_or_touches_another_namespace(script: list[tuple[Any, ...]]) -> None:
     folder = Path(tempfile.mkdtemp(prefix="outlast-test-"))
     try:
