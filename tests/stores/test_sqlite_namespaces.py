@@ -64,6 +64,7 @@ async def play(folder: Path, script: Iterable[tuple[Any, ...]]) -> None:
         if act[0] == "later":
             await alone.do(0, act)
             await shared.do(0, act)
+            continue
         before = await looks(hers)
         assert await shared.do(0, act) == await alone.do(0, act), f"{act} saw the other namespace"
         assert await looks(hers) == before, f"{act} touched the other namespace"
