@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import apsw
 import pytest
@@ -244,6 +244,31 @@ def test_several_processes_that_start_after_a_restart(db: Path, opened: Opener) 
     finally:
         for child in children:
             child.kill()
+
+
+def test_the_last_to_open_leaves_the_claims_of_the_first_alone(
+    db: Path, opened: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It sees that the machine restarted, and meanwhile another has noted that, and claimed."""
+    opened(db).close_now()
+    monkeypatch.setattr(schema, "boot_id", lambda: "another boot")
+    claims: list[Any] = []
+
+    class Slow(apsw.Connection):
+        def execute(self, statements: str, *args: Any, **more: Any) -> apsw.Cursor:
+            if statements == "BEGIN IMMEDIATE" and not claims:
+                claims.append(None)
+                first = opened(db)
+                first.add_now([job("a")])
+                claims[:] = first.claim_now(["default"], [None], 1, 1e9, "w")
+            return super().execute(statements, *args, **more)
+
+    monkeypatch.setattr(apsw, "Connection", Slow)
+    last = opened(db)
+    assert last.claim_now(["default"], [None], 1, 1e9, "w") == []
+    [claim] = claims
+    assert claim is not None
+    assert last.settle_now([done(claim)]) == [], "it was taken away"
 
 
 async def test_threads_and_descriptors_do_not_pile_up(db: Path) -> None:

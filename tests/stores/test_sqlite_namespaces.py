@@ -41,6 +41,9 @@ async def furnish(store: SqliteStore) -> None:
     ]
     await store.add(jobs)
     await store.add([Job(id=f"more-{n}", queue="a", task="t", payload=HERS) for n in range(4)])
+    # In every stage, and of every kind of time that may pass.
+    late = [Job(id=f"ttl-{n}", queue="b", task="u", payload=HERS, ttl=3.0 * n) for n in range(1, 9)]
+    await store.add(late)
     claims = await store.claim(["a", "b"], ["t"], 5, 9, "w1")
     assert len(claims) == 5
     await store.settle([done(claims[0]), dead(claims[1], Failure(kind="error"))])
