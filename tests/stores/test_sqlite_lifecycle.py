@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import apsw
@@ -128,6 +129,46 @@ async def test_calls_that_come_while_it_closes_are_answered(db: Path) -> None:
             each.join(5)
             assert not each.is_alive(), "it hangs"
         assert answers.count("refused") == 3
+
+
+class Late(deque[Any]):
+    """What is put into it comes when the store has just been closed."""
+
+    store: SqliteStore
+
+    def append(self, call: Any) -> None:
+        closer = threading.Thread(target=self.store.close_now)
+        closer.start()
+        closer.join(5)
+        super().append(call)
+
+
+@pytest.mark.parametrize("reads", [False, True])
+def test_a_call_that_comes_just_too_late_is_refused(
+    db: Path, monkeypatch: pytest.MonkeyPatch, reads: bool
+) -> None:
+    store = SqliteStore(str(db))
+    store.open_now()
+    late = Late()
+    late.store = store
+    assert store._reader is not None
+    assert store._writer is not None
+    answers: list[str] = []
+
+    def call() -> None:
+        try:
+            store.depth_now("default") if reads else store.add_now([job()])
+        except StoreClosed as error:
+            answers.append(str(error))
+
+    if reads:
+        monkeypatch.setattr(store._reader, "_calls", late)
+    else:
+        monkeypatch.setattr(store._writer, "_waiting", late)
+    caller = threading.Thread(target=call, daemon=True)
+    caller.start()
+    caller.join(10)
+    assert answers == ["the store is closed"]
 
 
 ENDINGS = {
