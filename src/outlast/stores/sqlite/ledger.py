@@ -46,6 +46,10 @@ _OLDEST = (
 )
 _PAUSES = "SELECT queue FROM pauses WHERE space = ?"
 _NEXT_DUE = "SELECT min(due) FROM jobs WHERE state = 0"
+_OVERDUE = (
+    "SELECT EXISTS (SELECT 1 FROM jobs INDEXED BY jobs_running"
+    " WHERE state = 3 AND lease <= ? AND space = ?)"
+)
 _WORKERS = "SELECT info, seen_at FROM workers WHERE space = ? AND seen_at >= ? ORDER BY id"
 _IN_STATES = "SELECT count(*) FROM jobs WHERE line IN (%s) AND state IN (%s)"
 
@@ -168,6 +172,10 @@ class Reads:
     def next_due(self) -> float | None:
         found: float | None = self.connection.execute(_NEXT_DUE).get
         return found
+
+    def overdue(self, by: float) -> bool:
+        """Whether a running job's lease was over at ``by`` already, in the machine's clock."""
+        return bool(self.connection.execute(_OVERDUE, (by, self.space())).get)
 
     def count(self, queue: str, status: Sequence[Status]) -> int:
         """How many jobs ``purge`` would delete. Raises ``JobNotFound`` as it does."""

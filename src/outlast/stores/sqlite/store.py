@@ -162,8 +162,9 @@ class SqliteStore:
         for worker, cause in lifeline.dead(files.companion(self.path)):
             run = partial(upkeep.recover_worker, worker=worker, cause=cause)
             self._hand_over(Op(run, synced=True)).result()
-        # After the dead whose marks are left: those say more.
-        while self._hand_over(Op(upkeep.recover_stranded, synced=True)).result():
+        # After the dead whose marks are left: those say more. Whoever finds none waits for no lock.
+        anybody = self._reading().now(partial(Reads.overdue, by=upkeep.STRANDED))
+        while anybody and self._hand_over(Op(upkeep.recover_stranded, synced=True)).result():
             pass
 
     async def close(self) -> None:
