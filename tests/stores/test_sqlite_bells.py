@@ -19,6 +19,7 @@ from tests.stores.children import Child, listen, say
 from outlast.errors import StoreUnavailable
 from outlast.job import Failure, dead, done, give_back
 from outlast.stores.sqlite import files
+from outlast.stores.sqlite.bell import ENDED
 from outlast.stores.sqlite.store import SqliteStore
 
 if TYPE_CHECKING:
@@ -167,7 +168,7 @@ async def test_closing_takes_the_bell_away(db: Path, opened: Opener) -> None:
 
 
 def test_a_process_that_stands_still_blocks_nobody(db: Path, opened: Opener) -> None:
-    """Its pipe fills up; ringing goes on, and it finds the news when it wakes."""
+    """Its pipe fills up with other news; ringing goes on, and it finds all when it wakes."""
     store = opened(db)
     with Child(works, path=str(db)) as child:
         child.hear()
@@ -175,7 +176,7 @@ def test_a_process_that_stands_still_blocks_nobody(db: Path, opened: Opener) -> 
         [pipe] = bells(db)
         writing = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
         with contextlib.suppress(BlockingIOError):
-            while os.write(writing, bytes(4096)):
+            while os.write(writing, bytes([ENDED]) * 4096):
                 pass
         os.close(writing)
         began = time.monotonic()

@@ -14,7 +14,8 @@ import os
 import select
 import threading
 import time
-from functools import partial
+from functools import partial, reduce
+from operator import or_
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -31,6 +32,10 @@ _log = logging.getLogger(__name__)
 
 _SUFFIX = ".bell"
 _POLL = 0.02
+_FULL = 4096
+"""Bytes that the smallest pipe holds; most hold more."""
+_PAGE = 4096
+"""The least that a pipe holds, in bytes (pipe(7))."""
 
 
 class Bell:
@@ -88,10 +93,9 @@ class Bell:
             if stop in ready:
                 return
             with contextlib.suppress(BlockingIOError):
-                news = 0
-                for byte in os.read(ear, 65536):
-                    news |= byte
-                self._heard(news)
+                rung = os.read(ear, 65536)
+                # Of a pipe that may have been full nobody knows which news did not fit.
+                self._heard(ALL if len(rung) >= _PAGE else reduce(or_, rung, 0))
 
     def _poll(self, changed: Callable[[], bool]) -> None:
         while self._stop is not None:
