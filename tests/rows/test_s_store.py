@@ -50,9 +50,9 @@ def meet_a_quota(path: str) -> None:
     store = SqliteStore(path)
     store.open_now()
     said = []
-    for _ in range(4):
+    for number in range(4):
         try:
-            store.add_now([job()])
+            store.add_now([job(f"beyond-{number}")])
         except (StoreFull, EnqueueUncertain) as error:
             said.append(type(error).__name__)
     say(said)

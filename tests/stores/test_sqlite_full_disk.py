@@ -268,3 +268,26 @@ async def test_only_what_is_new_is_refused(db: Path, no_room: Callable[[bool], N
     await store.add([job("d")])
     await store.close()
     assert not issubclass(StoreFull, EnqueueUncertain)
+
+
+def open_without_a_byte(point: str) -> None:
+    mount(point, "size=40m")
+    store = ram_store(point)
+    store.open_now()
+    store.add_now([job(f"j-{number}") for number in range(100)])
+    store.close_now()
+    fill_up(point)
+    store = ram_store(point)
+    store.open_now()
+    claims = store.claim_now(["default"], [None], 100, 60.0, "w")
+    lost = store.settle_now([done(claim) for claim in claims])
+    say([len(claims), len(lost), store.depth_now("default").queued, adds(store)])
+    store.close_now()
+
+
+@pytest.mark.needs("cut")
+def test_a_disk_without_a_byte_free_can_still_be_opened(tmp_path: Path) -> None:
+    """SQLite wants room for its shared memory even to look: the ballast gives it."""
+    with Child(open_without_a_byte, before=OWN_MOUNTS, point=str(tmp_path / "small")) as child:
+        assert child.hear(30) == [100, 0, 0, False]
+        child.end()

@@ -385,6 +385,13 @@ class Ballast:
             return False
         return True
 
+    def is_needed(self) -> bool:
+        """Whether so little is free that a ballast would not fit, or would leave hardly any."""
+        if not hasattr(os, "statvfs"):
+            return False
+        found = os.statvfs(self._path.parent.parent)
+        return found.f_bavail * found.f_frsize < self._size + (1 << 20)
+
     def room(self, pending: int) -> bool:
         """Whether there is space for new work: the ballast stands and as much again is free.
 

@@ -6,17 +6,17 @@ import logging
 from functools import partial
 from typing import TYPE_CHECKING
 
-from outlast.errors import DurabilityError
+import apsw
+
+from outlast.errors import DurabilityError, StoreFull, StoreUnavailable
 from outlast.stores.sqlite import files, schema
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    import apsw
-
     from outlast.store import Durability
 
-__all__ = ["prepare"]
+__all__ = ["despite_a_full_disk", "prepare"]
 
 _log = logging.getLogger(__name__)
 
@@ -55,6 +55,21 @@ def prepare(
     finally:
         connection.close()
     return connect
+
+
+def despite_a_full_disk(attempt: Callable[[], None], ballast: files.Ballast) -> None:
+    """SQLite needs a little room even to look: what the ballast keeps is for that as well.
+
+    Raises what the attempt raises, and ``StoreFull`` if it was for want of room.
+    """
+    try:
+        attempt()
+    except (apsw.IOError, apsw.FullError, StoreUnavailable) as error:
+        if not ballast.is_needed():
+            raise
+        if not ballast.drop():
+            raise StoreFull("the disk of the store is full; free a few MiB") from error
+        attempt()
 
 
 def _note_restart(connection: apsw.Connection) -> None:

@@ -115,7 +115,7 @@ class SqliteStore:
                 return
             try:
                 with Forks.busy(self.path):
-                    self._open()
+                    opening.despite_a_full_disk(self._open, self._ballast)
             except apsw.Error as error:
                 raise mapped(error, self.path) from error
             except OSError as error:
@@ -136,7 +136,8 @@ class SqliteStore:
         )
         folder = files.companion(self.path)
         identity = files.Identity(self.path)
-        self._ballast.keep()
+        if not self._ballast.is_needed():
+            self._ballast.keep()
         writer = Writer(
             connect,
             Moves(self.namespace, self._clock),
