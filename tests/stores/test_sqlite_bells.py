@@ -9,6 +9,7 @@ import signal
 import stat
 import threading
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -23,8 +24,6 @@ from outlast.stores.sqlite.bell import ENDED
 from outlast.stores.sqlite.store import SqliteStore
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from tests.stores.conftest import Opener
 
 pytestmark = pytest.mark.timeout(60)  # each child is a Python that has to start first
@@ -173,6 +172,7 @@ def test_a_process_that_stands_still_blocks_nobody(db: Path, opened: Opener) -> 
     with Child(works, path=str(db)) as child:
         child.hear()
         child.process.send_signal(signal.SIGSTOP)
+        until(lambda: stands_still(child.pid), 5, "every thread of it is stopped")
         [pipe] = bells(db)
         writing = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
         with contextlib.suppress(BlockingIOError):
@@ -182,8 +182,14 @@ def test_a_process_that_stands_still_blocks_nobody(db: Path, opened: Opener) -> 
         began = time.monotonic()
         store.add_now([job("while it stood still")])
         assert time.monotonic() - began < SOON
+        assert asyncio.run(store.recover(1)) == 0  # after the ringing, and no news itself
         child.process.send_signal(signal.SIGCONT)
         assert child.hear(5)[0] == "while it stood still"
+
+
+def stands_still(pid: int) -> bool:
+    tasks = Path(f"/proc/{pid}/task").glob("*/stat")
+    return {task.read_text().rsplit(") ", 1)[1][0] for task in tasks} == {"T"}
 
 
 def idles(path: str, seconds: float) -> None:

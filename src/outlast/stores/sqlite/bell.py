@@ -32,8 +32,6 @@ _log = logging.getLogger(__name__)
 
 _SUFFIX = ".bell"
 _POLL = 0.02
-_FULL = 4096
-"""Bytes that the smallest pipe holds; most hold more."""
 _PAGE = 4096
 """The least that a pipe holds, in bytes (pipe(7))."""
 
