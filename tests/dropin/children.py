@@ -62,18 +62,24 @@ class Child:
     def kill(self) -> list[str]:
         """SIGKILL; what it had said and we had not read."""
         self.process.send_signal(signal.SIGKILL)
-        rest, _ = self.process.communicate()
-        assert self.process.returncode == -signal.SIGKILL
-        return rest.splitlines()
+        assert self.process.wait() == -signal.SIGKILL
+        return self._rest()
 
     def end(self) -> list[str]:
         """Wait for its own end, which must be a good one; what is left to read."""
-        rest, errors = self.process.communicate(timeout=20)
-        assert self.process.returncode == 0, errors
+        assert self.process.stderr is not None
+        code = self.process.wait(timeout=20)
+        errors = self.process.stderr.read()
+        assert code == 0, errors
         # In development mode asyncio tells of slow steps, and the first one imports a lot.
         told = [line for line in errors.splitlines() if not line.startswith("Executing <")]
         assert told == []
-        return rest.splitlines()
+        return self._rest()
+
+    def _rest(self) -> list[str]:
+        """Not by ``communicate``: that forgets what ``readline`` had read ahead."""
+        assert self.process.stdout is not None
+        return self.process.stdout.read().splitlines()
 
 
 @contextlib.contextmanager
