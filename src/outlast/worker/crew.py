@@ -31,7 +31,8 @@ PATIENCE = 10.0
 class Crew:
     """Starts claimed jobs in their order, as many at once as there are slots.
 
-    A suspect runs alone: nothing is started until all that runs has ended and the suspect too. If
+    A suspect runs alone: it is started when all that ran has ended and is stored, so that there is
+    nothing it could take down with it, and nothing else is started until it has ended. If
     that takes too long it is given back for a while, and waited for longer the next time, so that
     one long job can't idle a whole worker for a suspect, nor keep the suspect waiting for ever.
     """
@@ -104,7 +105,7 @@ class Crew:
         if self.closed or self._solo:
             return
         if self.suspects:
-            if not self.runs:
+            if not self.runs and len(self.held) <= self.waiting:
                 self._solo = True
                 self._patience, self._blocked_since = PATIENCE, None
                 self._start(self.suspects.popleft(), True)
@@ -142,6 +143,8 @@ class Crew:
                 del held[id]
                 if marks is not None and id not in self.runs:
                     marks.mark_settled(id)
+        if self.suspects:
+            self.fill()
 
     def refuse(self, lost: Lost) -> None:
         """A renewal came back: the claim is not ours any more, or is to be cancelled."""
