@@ -170,6 +170,36 @@ async def test_suspects_run_alone_and_the_others_go_on(rig: Rig) -> None:
             await rig.app.handle(id).result(5)
 
 
+async def test_a_suspect_waits_for_what_is_not_stored_yet(rig: Rig) -> None:
+    """Else it would take down with it what had ended, which would run again."""
+    gate, stored = Gate(rig), asyncio.Event()
+    stuck = asyncio.Event()
+
+    async def hold(*_: Any) -> None:
+        stuck.set()
+        await stored.wait()
+
+    suspect, other = await enqueue(gate, 2)
+    await make_suspects(rig, [suspect])
+    await rig.ledger.pause("default")
+    first = await gate.task.using(queue="first").enqueue(2)
+    async with rig.worker(open_store=rig.spied, concurrency=2, queues=["first", "default"]):
+        await until(lambda: gate.running == [2])
+        rig.before["settle"] = hold
+        gate.doors[2].set()
+        await until(stuck.is_set)
+        await rig.ledger.pause("default", False)
+        await rig.pass_time(1)
+        assert gate.running == [], "the first has ended, but nobody has it on record"
+        del rig.before["settle"]
+        stored.set()
+        assert await first.result(5) == 2
+        await until(lambda: gate.running == [0])
+        gate.open.set()
+        for id in (suspect, other):
+            await rig.app.handle(id).result(5)
+
+
 async def test_a_suspect_waits_for_what_runs_but_not_for_ever(rig: Rig) -> None:
     gate = Gate(rig)
     ran: list[int] = []
