@@ -80,6 +80,8 @@ class Side:
         self._home = asyncio.get_running_loop()
         self._loop = self._home
         self._main: asyncio.Task[None] | None = None
+        self.opened: asyncio.Future[None] = self._home.create_future()
+        """Done once its store is open. If it can't be opened, ``fail`` is called instead."""
         self._ended: asyncio.Future[None] = self._home.create_future()
         self._stopped = False
 
@@ -132,6 +134,10 @@ class Side:
         elif not self._home.is_closed():
             self._home.call_soon_threadsafe(call, *args)
 
+    def _open(self) -> None:
+        if not self.opened.done():
+            self.opened.set_result(None)
+
     def _end(self) -> None:
         if not self._ended.done():
             self._ended.set_result(None)
@@ -139,6 +145,7 @@ class Side:
     async def _serve(self) -> None:
         store = self._open_store()
         await store.open()
+        self._tell_home(self._open)
         try:
             async with asyncio.TaskGroup() as group:
                 for turn in self._rounds:

@@ -165,7 +165,10 @@ class Worker:
         )  # fmt: skip
         side = self._make_side(crew, settling, claims, watch)
         side.start(thread=self._on_thread)
+        assert self._stop is not None
         try:
+            # Whoever is ready has all that it needs, so that a store that goes away can come back.
+            await asyncio.wait({side.opened, self._stop}, return_when=asyncio.FIRST_COMPLETED)
             if self._before_claims is not None:
                 await self._before_claims(self)
             tell(self._hooks, "worker_started", self.id, self.queues, self.tasks)
