@@ -82,6 +82,17 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 @pytest.fixture(autouse=True)
+def _environment_is_put_back() -> Iterator[None]:
+    """What a rig tells its child processes there, the next test's must not hear."""
+    before = dict(os.environ)
+    yield
+    kept = {name for name in os.environ if name.startswith("PYTEST_")}
+    for name in os.environ.keys() - before.keys() - kept:
+        del os.environ[name]
+    os.environ.update({name: before[name] for name in before.keys() - kept})
+
+
+@pytest.fixture(autouse=True)
 def _log_stays_as_it_is() -> Iterator[None]:
     """A level that one test leaves behind hides warnings from whichever test comes next."""
     loggers = (logging.getLogger(), logging.getLogger("outlast"))
