@@ -29,7 +29,7 @@ def test_it_runs(program: str, tmp_path: Path) -> None:
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=15,
+        timeout=90,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -63,7 +63,7 @@ def test_the_one_line(tmp_path: Path) -> None:
     def run(which: str) -> str:
         command = [sys.executable, "-c", CHANGED.format(line=line), which]
         return subprocess.run(
-            command, cwd=tmp_path, stdout=subprocess.PIPE, text=True, timeout=15, check=False
+            command, cwd=tmp_path, stdout=subprocess.PIPE, text=True, timeout=90, check=False
         ).stdout
 
     assert run("first") == "a\n"
@@ -71,7 +71,7 @@ def test_the_one_line(tmp_path: Path) -> None:
     assert (tmp_path / "shop.db").exists()
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(240)
 def test_five_minutes(tmp_path: Path) -> None:
     """`python shop.py`, a worker, `kill -9` of its process, and the receipt."""
     program = next(block for block in blocks("python") if "@app.task" in block)
@@ -92,12 +92,12 @@ def test_five_minutes(tmp_path: Path) -> None:
         assert shop.stdout is not None
         word, id = shop.stdout.readline().split()
         assert word == "stored"
-        until((tmp_path / "begun").exists, 20, "it runs")
+        until((tmp_path / "begun").exists, 60.0, "it runs")
         assert outlast(tmp_path, "show", id, *at)["state"] == "running"
         (found,) = outlast(tmp_path, "workers", *at)["workers"]
         os.kill(found["pid"], signal.SIGKILL)
         (tmp_path / "enough").touch()
-        assert shop.communicate(timeout=30)[0] == "receipt 42 sent to a@b.example\n"
+        assert shop.communicate(timeout=60)[0] == "receipt 42 sent to a@b.example\n"
         assert shop.returncode == 0
         job = outlast(tmp_path, "show", id, *at)
         assert (job["state"], job["attempt"], job["crashes"]) == ("done", 2, 1)

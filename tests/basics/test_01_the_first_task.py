@@ -29,12 +29,12 @@ async def test_enqueue_it_and_a_worker_runs_it() -> None:
         # Usually the worker is another process: `outlast worker shop:app`. One that runs inside
         # this program does the same.
         async with app.worker():
-            assert await handle.result(timeout=10) == "HELLO BOB"
+            assert await handle.result(timeout=60) == "HELLO BOB"
 
 
 async def test_enqueue_first_and_start_the_worker_whenever() -> None:
     async with app:
         handles = [await greet.enqueue(name) for name in ("Ann", "Bob", "Cid")]
     async with app.worker():
-        greetings = [await handle.result(timeout=10) for handle in handles]
+        greetings = [await handle.result(timeout=60) for handle in handles]
     assert greetings == ["Hello Ann", "Hello Bob", "Hello Cid"]

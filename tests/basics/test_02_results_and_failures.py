@@ -33,7 +33,7 @@ async def test_a_result_is_what_the_annotation_says() -> None:
     """Arguments and results travel as JSON, and come back as dates, tuples and dataclasses."""
     async with app.worker():
         handle = await write_invoice.enqueue(7, date(2024, 2, 29))
-        invoice = await handle.result(timeout=10)
+        invoice = await handle.result(timeout=60)
     assert invoice == Invoice(7, date(2024, 2, 29), [("nails", 100), ("hammer", 1)])
 
 
@@ -50,7 +50,7 @@ async def test_a_task_that_raises_is_a_dead_job() -> None:
     async with app.worker():
         handle = await divide.enqueue(1, 0)
         with pytest.raises(JobFailed, match="ZeroDivisionError: division by zero") as caught:
-            await handle.result(timeout=10)
+            await handle.result(timeout=60)
         assert await handle.status() is Status.DEAD
     failure = caught.value.failure
     assert failure is not None
@@ -64,13 +64,13 @@ async def test_waiting_too_long_changes_nothing() -> None:
         with pytest.raises(TimeoutError):
             await handle.result(timeout=0.01)  # no worker is running
         async with app.worker():
-            assert await handle.result(timeout=10) == 4.0
+            assert await handle.result(timeout=60) == 4.0
 
 
 async def test_an_id_is_enough_to_find_a_job_again() -> None:
     async with app.worker():
         handle = await divide.enqueue(9, 3)
         kept = handle.id  # put it into a session, a database, an e-mail
-        assert await app.handle(kept).result(timeout=10) == 3.0
+        assert await app.handle(kept).result(timeout=60) == 3.0
         with pytest.raises(JobNotFound):
-            await app.handle("no-such-job").result(timeout=10)
+            await app.handle("no-such-job").result(timeout=60)

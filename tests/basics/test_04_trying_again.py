@@ -30,7 +30,7 @@ async def flaky(works_at: int) -> int:
 
 async def test_it_is_tried_again() -> None:
     async with app.worker():
-        assert await (await flaky.enqueue(3)).result(timeout=10) == 3
+        assert await (await flaky.enqueue(3)).result(timeout=60) == 3
     assert runs["flaky"] == 3
 
 
@@ -38,13 +38,13 @@ async def test_until_its_attempts_are_spent() -> None:
     async with app.worker():
         handle = await flaky.enqueue(99)
         with pytest.raises(JobFailed, match=r"after 3 runs .*ConnectionError: no answer"):
-            await handle.result(timeout=10)
+            await handle.result(timeout=60)
 
 
 async def test_one_call_may_have_more_of_them() -> None:
     async with app.worker():
         handle = await flaky.using(retry=5).enqueue(5)
-        assert await handle.result(timeout=10) == 5
+        assert await handle.result(timeout=60) == 5
 
 
 @app.task(retry=RetryPolicy(attempts=5, delay=0, on=(ConnectionError,)))
@@ -56,7 +56,7 @@ async def picky(error: str) -> None:
 async def test_only_some_errors_are_worth_another_try() -> None:
     async with app.worker():
         with pytest.raises(JobFailed, match="ValueError"):
-            await (await picky.enqueue("value")).result(timeout=10)
+            await (await picky.enqueue("value")).result(timeout=60)
     assert runs["picky"] == 1
 
 
@@ -74,8 +74,8 @@ async def steered(how: str) -> str:
 
 async def test_a_task_may_steer() -> None:
     async with app.worker():
-        assert await (await steered.enqueue("retry")).result(timeout=10) == "done"
-        assert await (await steered.enqueue("snooze")).result(timeout=10) == "done"
+        assert await (await steered.enqueue("retry")).result(timeout=60) == "done"
+        assert await (await steered.enqueue("snooze")).result(timeout=60) == "done"
         with pytest.raises(JobCancelled, match="the order is gone"):
-            await (await steered.enqueue("cancel")).result(timeout=10)
+            await (await steered.enqueue("cancel")).result(timeout=60)
     assert runs == {"retry": 2, "snooze": 10, "cancel": 1}

@@ -20,7 +20,7 @@ async def who_am_i() -> tuple[str, int, str]:
 async def test_current_is_the_job_that_runs_here() -> None:
     async with app.worker():
         handle = await who_am_i.enqueue()
-        assert await handle.result(timeout=10) == (handle.id, 1, "basics")
+        assert await handle.result(timeout=60) == (handle.id, 1, "basics")
 
 
 def test_outside_of_a_job_there_is_none() -> None:
@@ -46,7 +46,7 @@ async def test_progress_can_be_seen_while_it_runs() -> None:
             await asyncio.sleep(0)
         assert (progress.value, progress.text) == (0.5, "half of it")
         half_way.set()
-        assert await handle.result(timeout=10) == 10
+        assert await handle.result(timeout=60) == 10
 
 
 @app.task
@@ -61,7 +61,7 @@ async def test_a_running_job_can_be_cancelled() -> None:
             await asyncio.sleep(0)
         assert await handle.cancel() == "requested"
         with pytest.raises(JobCancelled):
-            await handle.result(timeout=10)
+            await handle.result(timeout=60)
 
 
 async def test_a_queued_job_too_and_it_never_starts() -> None:

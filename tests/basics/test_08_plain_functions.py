@@ -23,7 +23,7 @@ def checksum(text: str) -> int:
 
 async def test_a_plain_function_is_a_task_too() -> None:
     async with app.worker():
-        assert await (await checksum.enqueue("abc")).result(timeout=10) == 294
+        assert await (await checksum.enqueue("abc")).result(timeout=60) == 294
 
 
 @app.task(processes=True, timeout=10)
@@ -34,7 +34,7 @@ def crunch(numbers: list[int]) -> tuple[int, int]:
 
 async def test_heavy_work_in_a_process_of_its_own() -> None:
     async with app.worker():
-        process, total = await (await crunch.enqueue([1, 2, 3])).result(timeout=15)
+        process, total = await (await crunch.enqueue([1, 2, 3])).result(timeout=60)
     assert total == 14
     assert process != os.getpid()
 
@@ -43,7 +43,7 @@ async def test_synchronous_callers_in_threads() -> None:
     """The views of a web program, say: the worker's loop is in another thread."""
 
     def view(text: str) -> int:
-        return checksum.enqueue_sync(text).result_sync(timeout=10)
+        return checksum.enqueue_sync(text).result_sync(timeout=60)
 
     async with app.worker():
         with ThreadPoolExecutor(10) as threads:

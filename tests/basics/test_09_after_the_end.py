@@ -35,7 +35,7 @@ async def test_a_job_outlives_the_program(tmp_path: Path) -> None:
     second = shop(url)
     async with second.worker():
         handle = second.handle(job)
-        assert await handle.result(timeout=10) == "packed 42"
+        assert await handle.result(timeout=60) == "packed 42"
         assert await handle.status() is Status.DONE
 
 
@@ -56,9 +56,9 @@ async def test_also_when_it_is_killed(tmp_path: Path) -> None:
     """`enqueue` has returned, so the job is stored: there is nothing left to flush."""
     url = f"sqlite:///{tmp_path}/shop.db"
     killed = subprocess.run(
-        [sys.executable, "-c", DIES, url], capture_output=True, text=True, timeout=15, check=False
+        [sys.executable, "-c", DIES, url], capture_output=True, text=True, timeout=90, check=False
     )
     assert killed.returncode == -9, killed.stderr
     app = shop(url)
     async with app.worker():
-        assert await app.handle(killed.stdout.strip()).result(timeout=10) == "packed 42"
+        assert await app.handle(killed.stdout.strip()).result(timeout=60) == "packed 42"

@@ -50,4 +50,4 @@ async def test_with_a_worker_in_the_same_program() -> None:
     web = Web(lifespan)
     async with web.lifespan(web):
         job = await web.upload("cat.png")
-        assert await app.handle(job).result(timeout=10) == "cat.png.small"
+        assert await app.handle(job).result(timeout=60) == "cat.png.small"

@@ -75,8 +75,8 @@ async def test_a_value_arrives_as_it_was_sent(app: Outlast, name: str) -> None:
     look_at, send_back = app.task(name="look")(look), app.task(name="echo")(echo)
     async with app.worker():
         seen = await look_at.enqueue(value)
-        assert await seen.result(timeout=10) == f"{type(value)} {value!r}"
-        sent_back = await (await send_back.enqueue(value)).result(timeout=10)
+        assert await seen.result(timeout=60) == f"{type(value)} {value!r}"
+        sent_back = await (await send_back.enqueue(value)).result(timeout=60)
     assert (type(sent_back), repr(sent_back)) == (type(value), repr(value))
 
 

@@ -90,7 +90,7 @@ class Rig:
 
     def until_up(self) -> None:
         """Wait until every worker that was started has said that it is ready."""
-        until(self._all_up, 20.0, "all workers are up")
+        until(self._all_up, 60.0, "all workers are up")
 
     def _all_up(self) -> bool:
         return self.workers_said.count("accepted jobs survive") >= len(self.workers)
@@ -99,7 +99,7 @@ class Rig:
         jobs = self.ledger(lambda ledger: ledger.get(ids))
         return Counter(job.status for job in jobs if job is not None)
 
-    def until_ended(self, ids: Sequence[str], seconds: float = 30.0) -> None:
+    def until_ended(self, ids: Sequence[str], seconds: float = 60.0) -> None:
         """Wait until all of them have ended."""
 
         async def work(app: Outlast) -> None:
@@ -131,7 +131,7 @@ class Rig:
         counts = Counter(line.id for line in self.said("end"))
         return [counts[id] for id in ids]
 
-    def until_started(self, id: str, times: int = 1, seconds: float = 20.0) -> None:
+    def until_started(self, id: str, times: int = 1, seconds: float = 60.0) -> None:
         until(lambda: len(self.said("start", id)) >= times, seconds, f"start {times} of {id}")
 
     # -- workers
@@ -166,7 +166,7 @@ class Rig:
         self.signal(worker, signal.SIGKILL)
         worker.wait()
 
-    def stop(self, worker: subprocess.Popen[bytes], seconds: float = 30.0) -> int:
+    def stop(self, worker: subprocess.Popen[bytes], seconds: float = 60.0) -> int:
         worker.send_signal(signal.SIGTERM)
         return worker.wait(seconds)
 

@@ -26,7 +26,7 @@ def test_c07(rig: Rig) -> None:
     rig.until_ended([id])
     won = rig.job(id)
     rig.signal(first, signal.SIGCONT)
-    until(lambda: "another worker" in rig.workers_said, 20.0, "the late worker hears of it")
+    until(lambda: "another worker" in rig.workers_said, 60.0, "the late worker hears of it")
     linger(scaled(30.0, 1.0))
     assert rig.starts([id]) == [2]
     assert rig.job(id) == won

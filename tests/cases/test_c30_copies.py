@@ -133,7 +133,7 @@ def test_c30(tmp_path: Path) -> None:
     try:
         children += [fork(lambda: produce(db, journal)) for _ in range(4)]
         children += [fork(lambda: consume(db, journal)) for _ in range(2)]
-        until(lambda: len(noted(journal)["settled"]) > 20, 30, "items are settled")
+        until(lambda: len(noted(journal)["settled"]) > 20, 60.0, "items are settled")
         for number in range(rounds):
             linger(dice.uniform(0.0, 0.05))
             for child in children:

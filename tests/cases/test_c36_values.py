@@ -45,10 +45,10 @@ async def test_c36(scheme: str, value: Any, annotation: Any, tmp_path: Path) -> 
         return f"{type(it).__name__} {it!r}"
 
     async with app, app.worker():
-        found, text = await (await task.enqueue(value)).result(timeout=20)
+        found, text = await (await task.enqueue(value)).result(timeout=60)
         assert (type(found), found, text) == (type(value), value, repr(value))
         if type(value) in (int, str):
-            answer = await (await plain.enqueue(value)).result(timeout=20)
+            answer = await (await plain.enqueue(value)).result(timeout=60)
             assert answer == f"{type(value).__name__} {value!r}"
         else:
             with pytest.raises(TypeError, match="'it'"):

@@ -23,10 +23,10 @@ def test_c38_again_while_remembered(rig: Rig) -> None:
         async with app.worker():
             first = await task.enqueue(1)
             assert first.created
-            await first.result(timeout=20)
+            await first.result(timeout=60)
             again = await task.enqueue(1)
             assert (again.created, again.id) == (False, first.id)
-            assert await again.result(timeout=20) == 1
+            assert await again.result(timeout=60) == 1
 
     rig.run(work)
     assert len(rig.said("start")) == 1
@@ -57,7 +57,7 @@ def test_c38_fifty_at_once(rig: Rig) -> None:
             handles = await asyncio.gather(*(task.enqueue(5) for _ in range(50)))
             assert len({handle.id for handle in handles}) == 1
             assert sum(handle.created for handle in handles) == 1
-            assert await handles[0].result(timeout=20) == 5
+            assert await handles[0].result(timeout=60) == 5
 
     rig.run(work)
     assert len(rig.said("start")) == 1

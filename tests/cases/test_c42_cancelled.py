@@ -40,7 +40,7 @@ def test_c42_claimed_ahead(rig: Rig) -> None:
     ahead = rig.enqueue(*[("instant", n) for n in range(20)])
     worker = rig.start("-c", "1")
     rig.until_started(long)
-    until(lambda: rig.statuses(quick)[Status.DONE] == len(quick), 20, "the quick ones are done")
+    until(lambda: rig.statuses(quick)[Status.DONE] == len(quick), 60.0, "the quick ones are done")
     answers = rig.ledger(lambda ledger: ledger.cancel(ahead))
     assert set(answers) <= {"cancelled", "requested"}
     # The worker gives up what it had claimed ahead while the long one goes on.

@@ -48,7 +48,7 @@ def test_c53_in_a_program(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
         async with app.worker():
             handles = [await app.tasks["instant"].enqueue(n) for n in range(10)]
             for handle in handles:
-                await handle.result(timeout=20)
+                await handle.result(timeout=60)
             last = await app.tasks["nap"].enqueue(0.5)
             await _until(lambda: _has_begun(rig, last.id))
         assert str(await last.status()) == "done"
@@ -62,6 +62,6 @@ async def _has_begun(rig: Rig, id: str) -> bool:
 
 
 async def _until(happened: Callable[[], Awaitable[bool]]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not await happened():
             await asyncio.sleep(0)

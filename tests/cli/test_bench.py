@@ -226,12 +226,12 @@ def test_processes_are_found_read_and_killed() -> None:
     worker = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     try:
         assert worker.pid in children(os.getpid())
-        until(lambda: cpu_of(worker.pid) > 0 and memory_of(worker.pid) > 1, 15, worker)
+        until(lambda: cpu_of(worker.pid) > 0 and memory_of(worker.pid) > 1, 60.0, worker)
         with pytest.raises(TimeoutError, match="within 0 s"):
             until(lambda: False, 0, worker)
         kill([worker.pid])
         with pytest.raises(TimeoutError, match="exit code -9"):
-            until(lambda: False, 15, worker)
+            until(lambda: False, 60.0, worker)
     finally:
         worker.kill()
         worker.communicate()

@@ -15,7 +15,7 @@ from tests.proof.patience import until
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(360)
 
 
 def start(folder: Path, *words: str) -> subprocess.Popen[str]:

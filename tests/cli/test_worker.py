@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from outlast.worker.options import WorkerOptions
 
-pytestmark = pytest.mark.timeout(90)
+pytestmark = pytest.mark.timeout(240)
 
 CANARY = "S3cr3t!pw"
 
@@ -124,7 +124,7 @@ def test_wrong_options_start_nothing(
 def test_it_works_and_stops_in_order(shop: Shop) -> None:
     id = shop.ok("enqueue", "shop:send_receipt", "[7]").strip()
     with working(shop, "shop:app") as process:
-        until(lambda: has_ended(shop, id), 30, "the job is done")
+        until(lambda: has_ended(shop, id), 60.0, "the job is done")
         (worker,) = json.loads(shop.ok("workers", "--json", "--app", "shop:app"))["workers"]
         assert worker["tasks"] == ["shop.send_receipt", "sum"]
         assert shop.run("health", "--workers", "--app", "shop:app").exit_code == 0
@@ -233,7 +233,7 @@ def test_a_task_may_log_the_url_and_it_is_masked(shop: Shop) -> None:
     id = shop.ok("enqueue", "chatty:talk").strip()
     url = f"postgresql://shop:{CANARY}@db/x"
     with working(shop, "chatty:app", "--log-level", "debug", OUTLAST_URL=url):
-        until(lambda: has_ended(shop, id, Status.DEAD), 30, "the job is dead")
+        until(lambda: has_ended(shop, id, Status.DEAD), 60.0, "the job is dead")
     log = log_of(shop)
     assert "url postgresql://shop:***@db/x" in log
     assert "3cr3t" not in log
@@ -247,7 +247,7 @@ def test_c42_a_cancelled_job_starts_in_no_worker(shop: Shop) -> None:
     for round in range(2):
         witness = shop.ok("enqueue", "long:mark", f'["witness-{round}"]', "--delay", "0.6").strip()
         with working(shop, "long:app") as process:
-            until(lambda id=witness: has_ended(shop, id), 30, "the witness ran")  # type: ignore[misc]
+            until(lambda id=witness: has_ended(shop, id), 60.0, "the witness ran")  # type: ignore[misc]
             process.send_signal(signal.SIGTERM)
             process.wait(15)
         assert json.loads(shop.ok("show", later, "--json", *at))["state"] == "cancelled"
@@ -260,12 +260,12 @@ def test_c42_a_job_fetched_ahead_is_given_up_before_it_starts(shop: Shop) -> Non
     holder = shop.ok("enqueue", "long:hold", '["held"]').strip()
     ahead = shop.ok("enqueue", "long:mark", '["ahead"]').strip()
     with working(shop, "long:app", "-c", "1", "--lease", "1"):
-        until((shop.folder / "held").exists, 30, "the long task runs")
+        until((shop.folder / "held").exists, 60.0, "the long task runs")
         shop.ok("cancel", ahead, *at)
         shop.ok("cancel", holder, *at)
-        until(lambda: has_ended(shop, holder, Status.CANCELLED), 30, "the long one is cancelled")
+        until(lambda: has_ended(shop, holder, Status.CANCELLED), 60.0, "the long one is cancelled")
         witness = shop.ok("enqueue", "long:mark", '["witness"]').strip()
-        until(lambda: has_ended(shop, witness), 30, "the witness ran")
+        until(lambda: has_ended(shop, witness), 60.0, "the witness ran")
         assert has_ended(shop, ahead, Status.CANCELLED)
     assert not (shop.folder / "ahead").exists()
 
@@ -280,6 +280,6 @@ def test_c49_purged_jobs_start_in_no_worker(shop: Shop) -> None:
     assert shop.ok("purge", "a", "--yes", *at) == "Deleted 6 queued jobs of queue 'a'.\n"
     last = shop.ok("enqueue", "long:mark", '["last"]', "--queue", "b", "--delay", "0.6").strip()
     with working(shop, "long:app", "-q", "a,b"):
-        until(lambda: has_ended(shop, last), 30, "the last one ran")
+        until(lambda: has_ended(shop, last), 60.0, "the last one ran")
     assert not list(shop.folder.glob("a-*"))
     assert len(list(shop.folder.glob("b-*"))) == 5

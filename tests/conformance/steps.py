@@ -135,5 +135,5 @@ async def idle(
 
 async def soon(task: asyncio.Task[Any]) -> Any:
     """The result of something that has every reason to be done now."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         return await task

@@ -31,7 +31,7 @@ async def test_a_whole_life(place: Place) -> None:
     store.open_now()
     assert list(store.add_now([job("a"), job("b")])) == [Added("a"), Added("b")]
     assert store.depth_now("default").ready == 2
-    claims = store.claim_soon(["default"], [None], 10, 1e9, "w").result(5)
+    claims = store.claim_soon(["default"], [None], 10, 1e9, "w").result(60)
     assert ids(list(claims)) == ["a", "b"]
     assert list(store.settle_now([done(claims[0])])) == []
     assert list(store.settle_now([done(claims[0])])) == [Lost(claims[0], "lost")]
@@ -57,7 +57,7 @@ async def test_mixed_calls_keep_one_order(store: FullStore) -> None:
             names += await add(store, job(f"{n}"))
         else:
             names += [answer.id for answer in direct(store).add_now([job(f"{n}")])]
-    [first] = direct(store).claim_soon(["default"], [None], 1, 1e9, "w").result(5)
+    [first] = direct(store).claim_soon(["default"], [None], 1, 1e9, "w").result(60)
     assert [first.job.id, *ids(await take(store))] == names
     assert list(await store.settle([done(first)])) == []
 
@@ -76,7 +76,7 @@ async def test_without_a_loop(store: FullStore) -> None:
 
     def run() -> None:
         direct(store).add_now([job("a"), job("b")])
-        claims = direct(store).claim_soon(["default"], [None], 1, 1e9, "w").result(5)
+        claims = direct(store).claim_soon(["default"], [None], 1, 1e9, "w").result(60)
         direct(store).settle_now([done(claim) for claim in claims])
         found.extend(ids(list(claims)))
 

@@ -240,7 +240,7 @@ def test_the_command(db: Path, tmp_path: Path) -> None:
     assert run(f"sqlite:///{tmp_path / 'nowhere.db'}").returncode == 3
 
 
-@pytest.mark.timeout(90)
+@pytest.mark.timeout(240)
 def test_torture(db: Path) -> None:
     answer = run(f"sqlite:///{db}", "--torture", "3")
     assert answer.returncode == 0, answer.stderr

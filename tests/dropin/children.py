@@ -68,7 +68,7 @@ class Child:
     def end(self) -> list[str]:
         """Wait for its own end, which must be a good one; what is left to read."""
         assert self.process.stderr is not None
-        code = self.process.wait(timeout=20)
+        code = self.process.wait(timeout=60)
         errors = self.process.stderr.read()
         assert code == 0, errors
         # In development mode asyncio tells of slow steps, and the first one imports a lot.

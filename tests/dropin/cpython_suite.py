@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from types import FrameType
 
-SECONDS = 3.0
+SECONDS = 8.0
 """A test that counts rounds of the loop may wait for ever where it counts wrong."""
 
 

@@ -74,7 +74,7 @@ def shutdown_on(queue: asyncio.Queue[Any], *, immediate: bool = False) -> None:
     getattr(queue, "shutdown")(immediate)  # noqa: B009
 
 
-async def until(condition: Callable[[], object], seconds: float = 5.0) -> None:
+async def until(condition: Callable[[], object], seconds: float = 60.0) -> None:
     """Let everybody else go on until it is so."""
     async with asyncio.timeout(seconds):
         while not condition():

@@ -38,7 +38,7 @@ async def test_join_needs_no_task_done(ours: Queues) -> None:
     await asyncio.sleep(0)
     assert not join.done()
     await queue.get()
-    await asyncio.wait_for(join, 5)
+    await asyncio.wait_for(join, 60)
     with pytest.raises(ValueError, match="too many"):
         queue.task_done()
 

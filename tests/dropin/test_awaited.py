@@ -59,7 +59,7 @@ async def test_everything_that_is_awaited_works() -> None:
         queue.task_done()
         async with queue.item() as item:
             assert item == "d"
-        await asyncio.wait_for(queue.join(), 5)
+        await asyncio.wait_for(queue.join(), 60)
         assert (await queue.depth()).live == 0
 
 
@@ -71,7 +71,7 @@ async def test_its_sisters_too(kind: type[outlast.Queue[int]]) -> None:
         assert got == ([1, 2, 3] if kind is outlast.PriorityQueue else [1, 3, 2])
         for item in got:
             queue.task_done(item)
-        await asyncio.wait_for(queue.join(), 5)
+        await asyncio.wait_for(queue.join(), 60)
 
 
 async def test_a_getter_waits_for_a_put_and_for_the_shutdown() -> None:
@@ -79,11 +79,11 @@ async def test_a_getter_waits_for_a_put_and_for_the_shutdown() -> None:
         first, second = (asyncio.create_task(queue.get()) for _ in range(2))
         await until(lambda: len(queue._getters) == 2)
         await queue.put(1)
-        assert await asyncio.wait_for(first, 5) == 1
+        assert await asyncio.wait_for(first, 60) == 1
         queue.task_done()
         queue.shutdown()
         with pytest.raises(outlast.QueueShutDown):
-            await asyncio.wait_for(second, 5)
+            await asyncio.wait_for(second, 60)
 
 
 async def test_shutdown_lets_the_rest_out_first() -> None:
@@ -91,7 +91,7 @@ async def test_shutdown_lets_the_rest_out_first() -> None:
         await queue.put_many([1, 2])
         queue.shutdown()
         assert [item async for item in queue] == [1, 2]
-        await asyncio.wait_for(queue.join(), 5)
+        await asyncio.wait_for(queue.join(), 60)
 
 
 async def test_a_limit_holds() -> None:
@@ -101,7 +101,7 @@ async def test_a_limit_holds() -> None:
         await until(lambda: len(queue._putters) == 1)
         assert (await queue.depth()).queued == 1
         assert await queue.get() == 1
-        await asyncio.wait_for(second, 5)
+        await asyncio.wait_for(second, 60)
         assert await queue.get() == 2
         queue.task_done(1)
         queue.task_done(2)
@@ -167,4 +167,4 @@ async def test_nobody_is_lost_when_gets_are_cancelled() -> None:
                 got.append(get.result())
                 queue.task_done(got[-1])
         assert got == list(range(40))
-        await asyncio.wait_for(queue.join(), 5)
+        await asyncio.wait_for(queue.join(), 60)

@@ -106,14 +106,14 @@ def test_the_list_is_short() -> None:
     assert len(DIFFERENT) <= 9
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(360)
 def test_each_passes_all_of_this_interpreters_tests(running: str, tmp_path: Path) -> None:
     found = run(running, "each", tmp_path)
     assert len(found) >= 44
     check(found, {})
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(360)
 def test_group_passes_all_but_the_listed_ones(running: str, tmp_path: Path) -> None:
     found = run(running, "group", tmp_path)
     assert len(found) >= 44
@@ -121,7 +121,7 @@ def test_group_passes_all_but_the_listed_ones(running: str, tmp_path: Path) -> N
 
 
 @pytest.mark.needs("py313")
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_each_passes_all_59_of_python_313(python313: Path, tmp_path: Path) -> None:
     found = run(python313, "each", tmp_path)
     assert len(found) >= 59
@@ -129,7 +129,7 @@ def test_each_passes_all_59_of_python_313(python313: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.needs("py313")
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_group_passes_all_but_nine_of_python_313(python313: Path, tmp_path: Path) -> None:
     found = run(python313, "group", tmp_path)
     assert len(found) >= 59
@@ -137,7 +137,7 @@ def test_group_passes_all_but_nine_of_python_313(python313: Path, tmp_path: Path
 
 
 @pytest.mark.needs("py313")
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_our_own_tests_agree_with_the_asyncio_of_python_313(python313: Path) -> None:
     """There, `shutdown` and all else is compared with asyncio's own."""
     files = [f"tests/dropin/test_{name}.py" for name in OWN]
@@ -151,7 +151,7 @@ def test_our_own_tests_agree_with_the_asyncio_of_python_313(python313: Path) -> 
 
 
 @pytest.mark.needs("py313")
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_the_runner_runs_them_on_asyncio_as_well(python313: Path, tmp_path: Path) -> None:
     """Where nothing is replaced nothing may fail: else it is the runner that fails."""
     check(run(python313, "asyncio", tmp_path), {})

@@ -18,7 +18,7 @@ def test_the_program_runs(tmp_path: Path) -> None:
     (program,) = (block for block in BLOCKS if "asyncio.run(" in block)
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", program],
-        cwd=tmp_path, capture_output=True, text=True, timeout=20, check=False,
+        cwd=tmp_path, capture_output=True, text=True, timeout=90, check=False,
     )  # fmt: skip
     assert (done.stdout, done.stderr) == ("hello Ada\nhello Grace\n", "")
     assert (tmp_path / "outlast.db").exists()

@@ -104,7 +104,7 @@ def test_the_checkout_on_asyncio(tmp_path: Path) -> None:
     check_receipts(tmp_path)
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(360)
 def test_the_checkout_is_killed_and_resumed(tmp_path: Path) -> None:
     out, kills = run_with_kills(
         program("checkout"), tmp_path, tmp_path / "receipts.txt", str(CUSTOMERS)
@@ -148,7 +148,7 @@ def test_the_crawler_on_asyncio(tmp_path: Path, site: Path) -> None:
     check_pages(tmp_path, out)
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(360)
 def test_the_crawler_is_killed_and_resumed(tmp_path: Path, site: Path) -> None:
     reference = tmp_path / "reference"
     reference.mkdir()
@@ -173,14 +173,14 @@ def address(process: subprocess.Popen[str]) -> str:
 
 def post(url: str, body: str) -> int:
     try:
-        with urllib.request.urlopen(url, data=body.encode(), timeout=10) as response:
+        with urllib.request.urlopen(url, data=body.encode(), timeout=60) as response:
             return int(response.status)
     except urllib.error.HTTPError as error:
         return error.code
 
 
 def done(url: str) -> list[str]:
-    with urllib.request.urlopen(url, timeout=10) as response:
+    with urllib.request.urlopen(url, timeout=60) as response:
         return list(response.read().decode().splitlines())
 
 
@@ -194,7 +194,7 @@ def test_the_service_on_asyncio(tmp_path: Path) -> None:
             pass
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(240)
 def test_what_the_service_has_accepted_survives_its_kills(tmp_path: Path) -> None:
     accepted: list[str] = []
     for _ in range(3):

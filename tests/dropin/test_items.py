@@ -199,11 +199,11 @@ async def test_what_nobody_can_read_is_buried_and_the_rest_goes_on(
     await writing.put(6)
     reading = ours.queue(name="x", type=int)
     assert isinstance(reading, outlast.Queue)
-    assert await asyncio.wait_for(reading.get(), 5) == 5
-    assert await asyncio.wait_for(reading.get(), 5) == 6
+    assert await asyncio.wait_for(reading.get(), 60) == 5
+    assert await asyncio.wait_for(reading.get(), 60) == 6
     reading.task_done(5)
     reading.task_done(6)
-    await asyncio.wait_for(reading.join(), 5)
+    await asyncio.wait_for(reading.join(), 60)
     depth = await reading.depth()
     assert (depth.dead, depth.live) == (2, 0)
     store: Any = reading._line.store

@@ -27,17 +27,17 @@ async def test_join_waits_for_the_last(queues: Queues) -> None:
         await asyncio.sleep(0)
     assert not join.done()
     queue.task_done()
-    await asyncio.wait_for(join, 5)
+    await asyncio.wait_for(join, 60)
 
 
 async def test_join_on_an_empty_queue_returns(queues: Queues) -> None:
     queue = queues.queue()
-    await asyncio.wait_for(queue.join(), 5)
+    await asyncio.wait_for(queue.join(), 60)
     await queue.put(1)
     await queue.get()
     queue.task_done()
-    await asyncio.wait_for(queue.join(), 5)
-    await asyncio.wait_for(queue.join(), 5)
+    await asyncio.wait_for(queue.join(), 60)
+    await asyncio.wait_for(queue.join(), 60)
 
 
 async def test_several_join(queues: Queues) -> None:
@@ -46,7 +46,7 @@ async def test_several_join(queues: Queues) -> None:
     joins = [asyncio.create_task(queue.join()) for _ in range(3)]
     await queue.get()
     queue.task_done()
-    await asyncio.wait_for(asyncio.gather(*joins), 5)
+    await asyncio.wait_for(asyncio.gather(*joins), 60)
 
 
 async def test_a_cancelled_join_disturbs_nobody(queues: Queues) -> None:
@@ -59,7 +59,7 @@ async def test_a_cancelled_join_disturbs_nobody(queues: Queues) -> None:
         await one
     await queue.get()
     queue.task_done()
-    await asyncio.wait_for(two, 5)
+    await asyncio.wait_for(two, 60)
 
 
 async def test_too_many_task_dones(queues: Queues) -> None:
@@ -85,7 +85,7 @@ async def test_put_during_join(queues: Queues) -> None:
         await asyncio.sleep(0)
     assert not join.done()
     queue.task_done()
-    await asyncio.wait_for(join, 5)
+    await asyncio.wait_for(join, 60)
 
 
 async def test_join_may_be_called_before_the_consumers_start(queues: Queues) -> None:
@@ -101,7 +101,7 @@ async def test_join_may_be_called_before_the_consumers_start(queues: Queues) -> 
 
     join = asyncio.create_task(queue.join())
     consumers = [asyncio.create_task(consumer()) for _ in range(3)]
-    await asyncio.wait_for(join, 5)
+    await asyncio.wait_for(join, 60)
     assert queue.empty()
     for task in consumers:
         task.cancel()
@@ -115,7 +115,7 @@ async def test_what_join_has_waited_for_is_out_of_the_store(ours: Queues) -> Non
     for _ in range(10):
         await queue.get()
         queue.task_done()
-    await asyncio.wait_for(queue.join(), 5)
+    await asyncio.wait_for(queue.join(), 60)
     assert (await queue.depth()).live == 0  # type: ignore[attr-defined]
 
 
@@ -133,5 +133,5 @@ async def test_join_waits_for_other_objects_of_that_name(ours: Queues) -> None:
         await asyncio.sleep(0)
     assert not join.done()
     consumer.task_done(2)  # type: ignore[call-arg]
-    await asyncio.wait_for(join, 5)
+    await asyncio.wait_for(join, 60)
     await until(lambda: producer._unfinished_tasks == 0)  # type: ignore[attr-defined]

@@ -60,7 +60,7 @@ async def test_a_slot_is_free_at_get_not_at_task_done(queues: Queues) -> None:
     queue = queues.queue(1)
     await queue.put("a")
     assert await queue.get() == "a"
-    await asyncio.wait_for(queue.put("b"), 5)
+    await asyncio.wait_for(queue.put("b"), 60)
     assert queue.full()
     assert await queue.get() == "b"
 
@@ -78,7 +78,7 @@ async def test_a_consumer_may_put_into_the_queue_that_it_takes_from(queues: Queu
         if not number:
             break
     assert seen == [3, 2, 1, 0]
-    await asyncio.wait_for(queue.join(), 5)
+    await asyncio.wait_for(queue.join(), 60)
 
 
 @pytest.mark.parametrize("size", [0, -1])
@@ -98,7 +98,7 @@ async def test_put_waits_for_room(queues: Queues) -> None:
     await until(lambda: len(queue._putters) == 1)  # type: ignore[attr-defined]
     assert not third.done()
     assert queue.get_nowait() == 1
-    await asyncio.wait_for(third, 5)
+    await asyncio.wait_for(third, 60)
     assert [queue.get_nowait(), queue.get_nowait()] == [2, 3]
 
 

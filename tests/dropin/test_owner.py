@@ -48,7 +48,7 @@ class Consumer:
             if order == "get":
                 answer = await self.queue.get()
             elif order == "wait_for":
-                answer = await asyncio.wait_for(self.queue.get(), 5)
+                answer = await asyncio.wait_for(self.queue.get(), 60)
             elif order == "task":
                 answer = await asyncio.create_task(self.queue.get())
             elif order == "many":
@@ -59,7 +59,7 @@ class Consumer:
 
     async def do(self, order: str) -> Any:
         self._orders.put_nowait(order)
-        return await asyncio.wait_for(self._answers.get(), 5)
+        return await asyncio.wait_for(self._answers.get(), 60)
 
 
 async def test_the_caller_that_holds_one_means_that_one(queue: outlast.Queue[Any]) -> None:

@@ -38,7 +38,7 @@ async def test_nothing_comes_in_and_the_rest_comes_out(queues: Queues) -> None:
         queue.get_nowait()
     queue.task_done()
     queue.task_done()
-    await asyncio.wait_for(queue.join(), 5)
+    await asyncio.wait_for(queue.join(), 60)
 
 
 async def test_immediate_shows_nothing_more(queues: Queues) -> None:
@@ -57,7 +57,7 @@ async def test_immediate_shows_nothing_more(queues: Queues) -> None:
     queue.task_done()
     with pytest.raises(ValueError, match="too many"):
         queue.task_done()
-    await asyncio.wait_for(join, 5)
+    await asyncio.wait_for(join, 60)
 
 
 async def test_those_who_wait_are_told(queues: Queues) -> None:
@@ -67,7 +67,7 @@ async def test_those_who_wait_are_told(queues: Queues) -> None:
     shutdown_on(queue)
     for getter in getters:
         with pytest.raises(QueueShutDown):
-            await asyncio.wait_for(getter, 5)
+            await asyncio.wait_for(getter, 60)
 
 
 @pytest.mark.parametrize("immediate", [False, True])
@@ -79,7 +79,7 @@ async def test_putters_are_told(queues: Queues, immediate: bool) -> None:
     shutdown_on(queue, immediate=immediate)
     for putter in putters:
         with pytest.raises(QueueShutDown):
-            await asyncio.wait_for(putter, 5)
+            await asyncio.wait_for(putter, 60)
     assert queue.qsize() == (0 if immediate else 1)
 
 
@@ -89,7 +89,7 @@ async def test_immediate_lets_join_go(queues: Queues) -> None:
     join = asyncio.create_task(queue.join())
     await asyncio.sleep(0)
     shutdown_on(queue, immediate=True)
-    await asyncio.wait_for(join, 5)
+    await asyncio.wait_for(join, 60)
 
 
 async def test_twice_and_harder(queues: Queues) -> None:

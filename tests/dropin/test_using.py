@@ -67,7 +67,7 @@ async def test_a_block_that_ends_well_settles(ours: Queues) -> None:
     async with queue.item() as item:
         assert item == "a"
         assert await live(queue) == 1
-    await asyncio.wait_for(queue.join(), 5)
+    await asyncio.wait_for(queue.join(), 60)
     assert await live(queue) == 0
 
 
@@ -92,7 +92,7 @@ async def test_a_block_in_which_task_done_is_called_settles_once(ours: Queues) -
     assert queue._unfinished_tasks == 1
     with pytest.raises(KeyError):
         await _done_and_fails(queue)
-    await asyncio.wait_for(queue.join(), 5)
+    await asyncio.wait_for(queue.join(), 60)
     with pytest.raises(ValueError, match="too many"):
         queue.task_done()
 
@@ -113,7 +113,7 @@ async def test_a_loop_settles_each_item_when_the_next_is_asked_for(ours: Queues)
         await until(lambda: not queue._line.settling)
         assert await live(queue) == 4 - item
     assert seen == [1, 2, 3]
-    await asyncio.wait_for(queue.join(), 5)
+    await asyncio.wait_for(queue.join(), 60)
     assert await live(queue) == 0
 
 
@@ -153,10 +153,10 @@ async def test_get_many(ours: Queues) -> None:
     waiting = asyncio.create_task(queue.get_many(3))
     await until(lambda: len(queue._getters) == 1)
     await queue.put("late")
-    assert await asyncio.wait_for(waiting, 5) == ["late"]
+    assert await asyncio.wait_for(waiting, 60) == ["late"]
     for _ in range(11):
         queue.task_done()
-    await asyncio.wait_for(queue.join(), 5)
+    await asyncio.wait_for(queue.join(), 60)
     with pytest.raises(ValueError, match="limit"):
         await queue.get_many(0)
 
@@ -190,7 +190,7 @@ async def test_put_many_into_a_small_queue(ours: Queues) -> None:
     putting = asyncio.create_task(queue.put_many(list(range(10))))
     got: list[int] = []
     while len(got) < 10:
-        got.append(await asyncio.wait_for(queue.get(), 5))
+        got.append(await asyncio.wait_for(queue.get(), 60))
         assert queue.qsize() <= 3
     await putting
     assert got == list(range(10))
@@ -206,7 +206,7 @@ async def test_purge(ours: Queues) -> None:
     assert await queue.purge() == 9
     assert queue.empty()
     queue.task_done()
-    await asyncio.wait_for(queue.join(), 5)
+    await asyncio.wait_for(queue.join(), 60)
     await queue.put(11)
     assert await queue.get() == 11
     queue.task_done()
@@ -218,7 +218,7 @@ async def test_purge_makes_room(ours: Queues) -> None:
     putting = asyncio.create_task(queue.put(2))
     await until(lambda: len(queue._putters) == 1)
     assert await queue.purge() == 1
-    await asyncio.wait_for(putting, 5)
+    await asyncio.wait_for(putting, 60)
     assert queue.get_nowait() == 2
     queue.task_done()
 
@@ -243,7 +243,7 @@ async def test_those_who_wait_are_told_of_the_close(ours: Queues) -> None:
     await until(lambda: len(queue._getters) == 1 and queue._line.opened)
     await queue.close()
     with pytest.raises(StoreClosed, match="was closed"):
-        await asyncio.wait_for(waiting, 5)
+        await asyncio.wait_for(waiting, 60)
 
 
 async def test_names_and_namespaces_keep_apart(ours: Queues) -> None:
@@ -264,7 +264,7 @@ async def test_items_in_memory_go_back_when_nobody_asks(ours: Queues) -> None:
         assert await one.get() == number
         one.task_done()
     assert len(one._line.supply.window) > 1
-    rest = [await asyncio.wait_for(other.get(), 5) for _ in range(91)]
+    rest = [await asyncio.wait_for(other.get(), 60) for _ in range(91)]
     assert sorted(rest) == list(range(9, 100))
     for item in rest:
         other.task_done(item)
@@ -291,12 +291,12 @@ async def test_a_claim_on_its_way_is_received_by_who_needs_it(
     await until(lambda: queue._line.supply._flight is not None)
     if call == "get_nowait":
         assert queue.get_nowait() == 1
-        assert await asyncio.wait_for(waiting, 5) == 2
+        assert await asyncio.wait_for(waiting, 60) == 2
         queue.task_done(1)
         queue.task_done(2)
     elif call == "qsize":
         assert queue.qsize() == 3
-        assert await asyncio.wait_for(waiting, 5) == 1
+        assert await asyncio.wait_for(waiting, 60) == 1
         queue.task_done()
     else:
         await queue.close()

@@ -29,7 +29,7 @@ __all__ = ["Gate", "Rig", "Spy", "until"]
 QUEUES = ("default",)
 
 
-async def until(condition: Callable[[], object], seconds: float = 5.0) -> None:
+async def until(condition: Callable[[], object], seconds: float = 60.0) -> None:
     """Return once the condition holds, letting threads and loops go on meanwhile."""
     never = asyncio.get_running_loop().create_future()
     for _ in range(int(seconds / 0.002)):
@@ -166,7 +166,7 @@ class Rig:
             worker.stop()
             await self.let_end(running)
 
-    async def drained(self, seconds: float = 5.0) -> None:
+    async def drained(self, seconds: float = 60.0) -> None:
         """Return when no job is queued or running any more."""
         never = asyncio.get_running_loop().create_future()
         for _ in range(int(seconds / 0.002)):

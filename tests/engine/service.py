@@ -77,7 +77,7 @@ async def fails() -> None:
 '''
 
 
-def wait_until(condition: Callable[[], object], seconds: float = 30.0) -> None:
+def wait_until(condition: Callable[[], object], seconds: float = 60.0) -> None:
     """Return once the condition holds."""
     deadline = time.monotonic() + seconds
     pause = threading.Event()

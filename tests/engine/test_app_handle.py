@@ -81,13 +81,13 @@ async def enqueue(app: Outlast, name: str = "receipt", **options: Any) -> Handle
 async def test_the_result_has_the_annotated_type(app: Outlast) -> None:
     handle = await enqueue(app)
     await finish(app, RECEIPT)
-    assert await handle.result(timeout=5) == RECEIPT
+    assert await handle.result(timeout=60) == RECEIPT
     assert await handle.result() == RECEIPT, "as often as one likes"
 
 
 async def test_the_result_is_awaited(app: Outlast) -> None:
     handle = await enqueue(app)
-    waiting = asyncio.create_task(handle.result(timeout=10))
+    waiting = asyncio.create_task(handle.result(timeout=60))
     await asyncio.sleep(0)
     await finish(app, RECEIPT)
     assert await waiting == RECEIPT
@@ -97,7 +97,7 @@ async def test_a_handle_by_id_knows_the_type_if_the_task_is_known(app: Outlast) 
     handle = await enqueue(app)
     await finish(app, RECEIPT)
     kept = app.handle(handle.id)
-    assert await kept.result(timeout=5) == RECEIPT
+    assert await kept.result(timeout=60) == RECEIPT
     assert not kept.created
 
 
@@ -106,14 +106,14 @@ async def test_a_handle_of_an_unknown_task_gives_what_json_says(app: Outlast) ->
     await app.store.add([Job(id=id, task="foreign", payload=b"{}")])
     (claim,) = await app.store.claim(("default",), ["foreign"], 1, 15.0, "w")
     await app.store.settle([done(claim, b'{"order":42}')])
-    assert await app.handle(id).result(timeout=5) == {"order": 42}
+    assert await app.handle(id).result(timeout=60) == {"order": 42}
 
 
 async def test_a_job_that_ended_without_a_result_gives_none(app: Outlast) -> None:
     handle = await enqueue(app, "anything")
     (claim,) = await claim_all(app)
     await app.store.settle([done(claim)])
-    assert await handle.result(timeout=5) is None
+    assert await handle.result(timeout=60) is None
 
 
 async def test_a_result_of_another_type_is_an_error(app: Outlast) -> None:
@@ -122,7 +122,7 @@ async def test_a_result_of_another_type_is_an_error(app: Outlast) -> None:
     (claim,) = await claim_all(app)
     await app.store.settle([done(claim, b'"a text"')])
     with pytest.raises(DecodeError) as caught:
-        await handle.result(timeout=5)
+        await handle.result(timeout=60)
     assert caught.value.data == b'"a text"'
 
 
@@ -131,7 +131,7 @@ async def test_dead_is_an_error_that_says_why(app: Outlast) -> None:
     failure = Failure(kind="error", type="LookupError", message="no order 42", traceback="…")
     await bury(app, failure)
     with pytest.raises(JobFailed) as caught:
-        await handle.result(timeout=5)
+        await handle.result(timeout=60)
     assert caught.value.failure == failure
     assert str(caught.value) == (
         f"job {handle.id} of task receipt is dead after 1 run (error): LookupError: no order 42"
@@ -142,7 +142,7 @@ async def test_dead_by_a_crash_says_so(app: Outlast) -> None:
     handle = await enqueue(app)
     await bury(app, Failure(kind="crash", message="the worker was killed by signal 9", signal=9))
     with pytest.raises(JobFailed, match=r"\(crash\): the worker was killed by signal 9$"):
-        await handle.result(timeout=5)
+        await handle.result(timeout=60)
 
 
 async def test_dead_without_a_reason_or_with_half_of_one(app: Outlast) -> None:
@@ -150,7 +150,7 @@ async def test_dead_without_a_reason_or_with_half_of_one(app: Outlast) -> None:
     first = await enqueue(app)
     await bury(app, Failure(kind="lost"))
     with pytest.raises(JobFailed, match=r"\(lost\): no message$"):
-        await first.result(timeout=5)
+        await first.result(timeout=60)
     record = await first.job()
     second: Handle[Any] = Handle("id", True, app._desk)
     with pytest.raises(JobFailed, match=r"^job id is dead after 2 runs$"):
@@ -162,7 +162,7 @@ async def test_cancelled_by_someone(app: Outlast) -> None:
     assert await handle.cancel() == "cancelled"
     assert await handle.status() is Status.CANCELLED
     with pytest.raises(JobCancelled, match=f"{handle.id} of task receipt was cancelled"):
-        await handle.result(timeout=5)
+        await handle.result(timeout=60)
     assert await handle.cancel() == "ended"
 
 
@@ -170,7 +170,7 @@ async def test_given_up_by_itself(app: Outlast) -> None:
     handle = await enqueue(app)
     await call_off(app, Failure(kind="cancelled", message="the order is gone"))
     with pytest.raises(JobCancelled, match="was cancelled: the order is gone"):
-        await handle.result(timeout=5)
+        await handle.result(timeout=60)
 
 
 async def test_expired_before_it_could_start() -> None:
@@ -195,7 +195,7 @@ async def test_a_running_job_is_asked_to_stop(app: Outlast) -> None:
 async def test_a_job_that_is_not_there(app: Outlast) -> None:
     handle = app.handle(SystemChance().uuid7())
     with pytest.raises(JobNotFound, match=handle.id):
-        await handle.result(timeout=5)
+        await handle.result(timeout=60)
     with pytest.raises(JobNotFound, match=handle.id):
         await handle.status()
     with pytest.raises(JobNotFound, match=handle.id):
@@ -224,7 +224,7 @@ async def test_giving_up_the_wait_changes_nothing(app: Outlast) -> None:
         await waiting
     assert await handle.status() is Status.QUEUED
     await finish(app, RECEIPT)
-    assert await handle.result(timeout=5) == RECEIPT
+    assert await handle.result(timeout=60) == RECEIPT
 
 
 async def test_without_a_timeout_it_waits_as_long_as_it_takes() -> None:
@@ -259,7 +259,7 @@ def test_an_id_that_is_none(id: Any) -> None:
 
 async def test_threads_wait_while_the_loop_works(app: Outlast) -> None:
     handle = await enqueue(app)
-    waiting = asyncio.create_task(asyncio.to_thread(handle.result_sync, 10))
+    waiting = asyncio.create_task(asyncio.to_thread(handle.result_sync, 60))
     await finish(app, RECEIPT)
     assert await waiting == RECEIPT
 
@@ -306,7 +306,7 @@ async def test_closing_the_app_in_the_middle_of_an_enqueue_is_uncertain(
         with monkeypatch.context() as patch:
             patch.setattr(MemoryStore, "add", add)
             waiting = asyncio.create_task(asyncio.to_thread(app.enqueue_many_sync, [call]))
-            await asyncio.to_thread(adding.wait, 10)
+            await asyncio.to_thread(adding.wait, 60)
             await app.close()
             with pytest.raises(EnqueueUncertain, match="may or may not") as caught:
                 await waiting

@@ -89,7 +89,7 @@ def modules_after(statement: str, folder: Path) -> set[str]:
     program = f"import sys; before = set(sys.modules); {statement}; print(*set(sys.modules))"
     command = [sys.executable, "-c", program]
     done = subprocess.run(
-        command, cwd=folder, capture_output=True, text=True, timeout=15, check=True
+        command, cwd=folder, capture_output=True, text=True, timeout=90, check=True
     )
     return set(done.stdout.split())
 

@@ -34,7 +34,7 @@ asyncio.run(count())
 def run(folder: Path, text: str) -> list[str]:
     command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", PROGRAM + text]
     done = subprocess.run(
-        command, cwd=folder, capture_output=True, text=True, timeout=15, check=False
+        command, cwd=folder, capture_output=True, text=True, timeout=90, check=False
     )
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""

@@ -90,7 +90,7 @@ def test_a_name_that_is_not_legal_asks_for_another(fresh: Outlast) -> None:
 
 def run(*command: str, cwd: Path) -> str:
     done = subprocess.run(
-        [sys.executable, *command], cwd=cwd, capture_output=True, text=True, timeout=15, check=False
+        [sys.executable, *command], cwd=cwd, capture_output=True, text=True, timeout=90, check=False
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()

@@ -193,9 +193,9 @@ async def test_a_real_worker_runs_in_the_same_loop(real: Outlast) -> None:
 
     async with real.worker():
         handle = await look.enqueue(21)
-        assert await handle.result(timeout=10) == 42
+        assert await handle.result(timeout=60) == 42
         second = await asyncio.to_thread(look.enqueue_sync, 1)
-        assert await asyncio.to_thread(second.result_sync, 10) == 2
+        assert await asyncio.to_thread(second.result_sync, 60) == 2
     assert loops[0] is asyncio.get_running_loop()
 
 
@@ -207,13 +207,13 @@ async def test_a_task_that_is_registered_while_the_worker_runs(real: Outlast) ->
         return "early"
 
     async with real.worker():
-        assert await (await early.enqueue()).result(timeout=10) == "early"
+        assert await (await early.enqueue()).result(timeout=60) == "early"
 
         @real.task(name="late")
         async def late() -> str:
             return "late"
 
-        assert await (await late.enqueue()).result(timeout=10) == "late"
+        assert await (await late.enqueue()).result(timeout=60) == "late"
 
 
 async def test_a_real_worker_lets_what_runs_end(real: Outlast) -> None:

@@ -17,7 +17,7 @@ async def test_one_warning_for_a_dead_job(caplog: pytest.LogCaptureFixture) -> N
     async with app, app.worker():
         handle = await broken.enqueue()
         with pytest.raises(JobFailed):
-            await handle.result(timeout=10)
+            await handle.result(timeout=60)
     told = [record.getMessage() for record in caplog.records if "is dead" in record.getMessage()]
     assert len(told) == 1
     assert handle.id in told[0]
@@ -32,5 +32,5 @@ async def test_nothing_is_said_of_others(caplog: pytest.LogCaptureFixture) -> No
         pass
 
     async with app, app.worker():
-        await (await fine.enqueue()).result(timeout=10)
+        await (await fine.enqueue()).result(timeout=60)
     assert not [record for record in caplog.records if "is dead" in record.getMessage()]

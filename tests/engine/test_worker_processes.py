@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from outlast import Failure
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(240)
 
 
 @asynccontextmanager
@@ -39,7 +39,7 @@ async def worker(**options: Any) -> AsyncIterator[Worker]:
 async def failure_of(name: str, *args: Any) -> Failure:
     handle = await app.tasks[name].enqueue(*args)
     with pytest.raises(JobFailed) as caught:
-        await handle.result(20)
+        await handle.result(60)
     assert caught.value.failure is not None
     return caught.value.failure
 
@@ -58,7 +58,7 @@ def is_alive(pid: int) -> bool:
 
 async def test_they_run_elsewhere_and_a_process_is_used_again() -> None:
     async with worker(concurrency=1):
-        found = [await (await app.tasks["where"].enqueue(n)).result(20) for n in range(3)]
+        found = [await (await app.tasks["where"].enqueue(n)).result(60) for n in range(3)]
     assert [n for _, n in found] == [0, 1, 2]
     assert len({pid for pid, _ in found}) == 1
     assert found[0][0] != os.getpid()
@@ -68,7 +68,7 @@ async def test_they_run_elsewhere_and_a_process_is_used_again() -> None:
 async def test_they_see_the_job_and_report() -> None:
     async with worker():
         handle = await app.tasks["looks"].using(key="k-1").enqueue()
-        assert await handle.result(20) == (handle.id, 1, "k-1")
+        assert await handle.result(60) == (handle.id, 1, "k-1")
 
 
 async def test_what_they_raise_is_recorded_as_if_it_were_here() -> None:
@@ -86,9 +86,9 @@ async def test_what_they_raise_is_recorded_as_if_it_were_here() -> None:
 async def test_they_may_steer_and_run_loops_of_their_own(tmp_path: Path) -> None:
     async with worker():
         handle = await app.tasks["retries"].enqueue(str(tmp_path / "marker"))
-        assert await handle.result(20) == "second time"
-        assert await (await app.tasks["loops"].enqueue()).result(20) == 7
-        assert await (await app.tasks["shelved"].enqueue()).result(20) == "found"
+        assert await handle.result(60) == "second time"
+        assert await (await app.tasks["loops"].enqueue()).result(60) == 7
+        assert await (await app.tasks["shelved"].enqueue()).result(60) == "found"
 
 
 async def test_a_process_over_its_time_is_killed(tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ async def test_a_process_that_dies_is_the_jobs_crash_alone(tmp_path: Path) -> No
         assert (failure.kind, failure.signal) == ("crash", signal.SIGSEGV)
         assert len(pids(log)) == 3, "max_crashes, though max_attempts is 1"
         assert (await failure_of("exits")).exit_code == 3
-        assert await (await app.tasks["loops"].enqueue()).result(20) == 7
+        assert await (await app.tasks["loops"].enqueue()).result(60) == 7
         assert made.stuck == []
 
 
@@ -118,7 +118,7 @@ async def test_a_cancel_kills_the_process(tmp_path: Path) -> None:
         await until(lambda: pids(log), 20)
         assert await handle.cancel() == "requested"
         with pytest.raises(JobCancelled):
-            await handle.result(20)
+            await handle.result(60)
     assert not is_alive(pids(log)[0])
 
 

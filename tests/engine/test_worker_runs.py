@@ -35,7 +35,7 @@ async def test_it_runs_what_is_queued_and_records_the_results(rig: Rig) -> None:
 
     handles = [await double.enqueue(n) for n in range(300)]
     async with rig.worker():
-        assert [await handle.result(5) for handle in handles] == [n * 2 for n in range(300)]
+        assert [await handle.result(60) for handle in handles] == [n * 2 for n in range(300)]
     depth = await rig.store.depth("default")
     assert (depth.done, depth.live) == (300, 0)
 
@@ -46,12 +46,12 @@ async def test_it_wakes_for_what_is_enqueued_later_and_for_what_becomes_due(rig:
         return n
 
     async with rig.worker():
-        assert await (await echo.enqueue(1)).result(5) == 1
+        assert await (await echo.enqueue(1)).result(60) == 1
         late = await echo.using(delay=3600).enqueue(2)
         await rig.pass_time(10)
         assert await late.status() is Status.QUEUED
         rig.clock.advance(3600)
-        assert await late.result(5) == 2
+        assert await late.result(60) == 2
 
 
 async def test_no_more_run_at_once_than_there_are_slots_nor_are_slow_ones_claimed_ahead(
@@ -66,7 +66,7 @@ async def test_no_more_run_at_once_than_there_are_slots_nor_are_slow_ones_claime
         assert gate.ran == [0, 1, 2], "in their order"
         gate.open.set()
         for id in ids:
-            await rig.app.handle(id).result(5)
+            await rig.app.handle(id).result(60)
     assert gate.most == 3
 
 
@@ -115,7 +115,7 @@ async def test_unknown_tasks_are_left_alone_and_told(
     await rig.store.add([Job(id=f"new-{n}", task="not.here", payload=b"{}") for n in range(5)])
     known = await gate.task.enqueue(1)
     async with rig.worker():
-        assert await known.result(5) == 1
+        assert await known.result(60) == 1
         await rig.pass_time(130)
         told = [record.getMessage() for record in caplog.records if "not.here" in record.message]
     assert all("5 jobs of task not.here wait in queue default" in line for line in told)
@@ -129,7 +129,7 @@ async def test_only_its_own_queues_are_served(rig: Rig) -> None:
     here = await gate.task.using(queue="here").enqueue(1)
     there = await gate.task.using(queue="there").enqueue(2)
     async with rig.worker(queues=["here", "elsewhere"]):
-        assert await here.result(5) == 1
+        assert await here.result(60) == 1
         await rig.pass_time(20)
     assert await there.status() is Status.QUEUED
 
@@ -167,7 +167,7 @@ async def test_suspects_run_alone_and_the_others_go_on(rig: Rig) -> None:
         await until(lambda: len(gate.running) == 4)
         gate.open.set()
         for id in [*suspects, *others]:
-            await rig.app.handle(id).result(5)
+            await rig.app.handle(id).result(60)
 
 
 async def test_a_suspect_waits_for_what_is_not_stored_yet(rig: Rig) -> None:
@@ -193,11 +193,11 @@ async def test_a_suspect_waits_for_what_is_not_stored_yet(rig: Rig) -> None:
         assert gate.running == [], "the first has ended, but nobody has it on record"
         del rig.before["settle"]
         stored.set()
-        assert await first.result(5) == 2
+        assert await first.result(60) == 2
         await until(lambda: gate.running == [0])
         gate.open.set()
         for id in (suspect, other):
-            await rig.app.handle(id).result(5)
+            await rig.app.handle(id).result(60)
 
 
 async def test_a_suspect_waits_for_what_runs_but_not_for_ever(rig: Rig) -> None:
@@ -221,11 +221,11 @@ async def test_a_suspect_waits_for_what_runs_but_not_for_ever(rig: Rig) -> None:
         await rig.pass_time(2)
         assert ran == [], "nothing starts while a suspect waits for the others"
         await rig.pass_time(PATIENCE)
-        assert await late.result(5) == 1, "but one long job can't hold up everything"
+        assert await late.result(60) == 1, "but one long job can't hold up everything"
         assert (await rig.job(suspect)).status is Status.QUEUED
         gate.open.set()
         await rig.pass_time(2 * PATIENCE)
-        assert await rig.app.handle(suspect).result(5) == 99
+        assert await rig.app.handle(suspect).result(60) == 99
 
 
 async def test_hooks_hear_of_it_and_what_they_raise_hurts_nobody(
@@ -256,7 +256,7 @@ async def test_hooks_hear_of_it_and_what_they_raise_hurts_nobody(
 
     handle = await two.enqueue()
     async with rig.worker(hooks=[Listener()]):
-        await handle.result(5)
+        await handle.result(60)
     assert heard == [
         ("worker_started", ("default",), ["two"]),
         ("job_started", handle.id),
@@ -320,7 +320,7 @@ async def test_each_job_has_a_context_of_its_own(rig: Rig) -> None:
     handles = [await sets.enqueue(n) for n in range(100)]
     async with rig.worker(concurrency=2):
         for handle in handles:
-            await handle.result(5)
+            await handle.result(60)
     assert set(seen) == {"nobody"}
 
 
@@ -334,6 +334,6 @@ async def test_interrupted_before_its_first_step_a_job_never_starts(rig: Rig) ->
     assert len(crew.runs) == 1
     crew.close()
     crew.interrupt("shutdown")
-    await asyncio.wait_for(crew.emptied(), 5)
+    await asyncio.wait_for(crew.emptied(), 60)
     assert [(verdict.kind, verdict.started) for verdict in verdicts] == [("give_back", False)]
     assert gate.ran == []

@@ -35,7 +35,7 @@ async def test_they_run_beside_the_loop_as_many_as_there_are_slots(rig: Rig) -> 
 
     handles = [await meets.enqueue(n) for n in range(3)]
     async with rig.worker(renew_on="thread", concurrency=3):
-        assert [await handle.result(5) for handle in handles] == [0, 1, 2]
+        assert [await handle.result(60) for handle in handles] == [0, 1, 2]
 
 
 async def test_they_see_the_job_and_can_report(rig: Rig) -> None:
@@ -58,7 +58,7 @@ async def test_they_see_the_job_and_can_report(rig: Rig) -> None:
 
         await until(noted)
         go_on.set()
-        assert await handle.result(5) == handle.id
+        assert await handle.result(60) == handle.id
     assert variable.get() == "unset"
 
 
@@ -70,7 +70,7 @@ async def test_whatever_they_raise_is_recorded(rig: Rig, error: BaseException) -
 
     async with rig.worker(renew_on="thread"):
         with pytest.raises(JobFailed) as caught:
-            await (await raises.enqueue()).result(5)
+            await (await raises.enqueue()).result(60)
     assert caught.value.failure is not None
     # Python itself turns this one into a RuntimeError on its way through a coroutine.
     kind = RuntimeError if isinstance(error, StopIteration) else type(error)
@@ -115,7 +115,7 @@ async def test_a_thread_over_its_time_keeps_its_slot_until_it_ends(
         leave.set()
         await until(lambda: runs == [1, 2])
         with pytest.raises(JobFailed):
-            await handle.result(5)
+            await handle.result(60)
         job = await rig.job(handle.id)
     assert job.failure is not None
     assert (job.failures, job.failure.kind) == (2, "timeout")
@@ -137,7 +137,7 @@ async def test_a_cancelled_thread_that_looks_ends_as_cancelled(rig: Rig) -> None
         await until(entered.is_set)
         await handle.cancel()
         with pytest.raises(JobCancelled):
-            await handle.result(5)
+            await handle.result(60)
 
 
 async def test_a_thread_that_outlasts_its_worker_is_left_running(
@@ -182,7 +182,7 @@ async def test_a_blocked_loop_is_reported_and_keeps_its_leases(
     @rig.app.task(name="blocks")
     async def blocks() -> int:
         reported.wait(10)  # longer than the lease
-        recovered[0] = asyncio.run_coroutine_threadsafe(rig.store.recover(10), other).result(5)
+        recovered[0] = asyncio.run_coroutine_threadsafe(rig.store.recover(10), other).result(60)
         return current().attempt
 
     other = asyncio.new_event_loop()
@@ -191,7 +191,7 @@ async def test_a_blocked_loop_is_reported_and_keeps_its_leases(
     try:
         handle = await blocks.enqueue()
         async with rig.worker(renew_on="thread", lease=0.3, hooks=[Listener()]):
-            assert await handle.result(10) == 1
+            assert await handle.result(60) == 1
     finally:
         other.call_soon_threadsafe(other.stop)
         turning.join()
@@ -215,7 +215,7 @@ async def test_a_loop_that_stays_blocked_has_its_process_killed(
 
     handle = await blocks.enqueue()
     async with rig.worker(renew_on="thread", kill=killed.set):
-        assert await handle.result(5) is True
+        assert await handle.result(60) is True
 
 
 async def test_even_a_run_that_blocks_the_loop_can_see_that_it_is_cancelled(rig: Rig) -> None:
@@ -229,4 +229,4 @@ async def test_even_a_run_that_blocks_the_loop_can_see_that_it_is_cancelled(rig:
     handle = await blocks.enqueue()
     async with rig.worker(renew_on="thread", lease=0.3):
         with pytest.raises(JobCancelled):
-            await handle.result(10)
+            await handle.result(60)

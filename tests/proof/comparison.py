@@ -118,7 +118,7 @@ class Comparison:
 
     def run(self, call: Awaitable[T]) -> T:
         async def called() -> T:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 return await call
 
         return self.loop.run_until_complete(called())

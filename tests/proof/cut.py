@@ -145,7 +145,7 @@ def _unmount(point: Path) -> None:
             raise
         return True
 
-    until(gone, 10, f"{point} can be unmounted")
+    until(gone, 60.0, f"{point} can be unmounted")
 
 
 def pull_the_plug(point: Path) -> None:
@@ -173,7 +173,7 @@ def one_cut(load: Load, image: Path, folder: Path, seconds: float) -> Outcome:
         try:
             for number in range(load.children):
                 children.append(fork(lambda n=number: load.run(point, Journal(witness), n)))  # type: ignore[misc]
-            until(lambda: _acknowledged(witness) or not _all(children), 10, "a first add")
+            until(lambda: _acknowledged(witness) or not _all(children), 60.0, "a first add")
             linger(seconds)
             if not _all(children):
                 raise RuntimeError("a child ended before the cut")

@@ -243,7 +243,7 @@ def _session(folder: Path, rounds: int, dice: random.Random, toll: Toll, deadlin
     done = 0
     try:
         fleet.muster()
-        until(lambda: _anything(fleet.witness, b'"kind":"end"'), 30, "the first job ends")
+        until(lambda: _anything(fleet.witness, b'"kind":"end"'), 60.0, "the first job ends")
         while done < rounds and time.monotonic() < deadline:
             done += fleet.strike()
             fleet.muster()

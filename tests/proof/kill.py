@@ -115,7 +115,7 @@ def _session(db: Path, witness: Path, rounds: int, dice: random.Random, deadline
 
 
 def _until_it_works(witness: Path, child: Child) -> None:
-    until(lambda: any(witness.glob(f"{child.pid}-*")) or not child.alive, 30, "it does something")
+    until(lambda: any(witness.glob(f"{child.pid}-*")) or not child.alive, 60.0, "it does something")
 
 
 def _life(db: Path, witness: Path, seed: int) -> None:

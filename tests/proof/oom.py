@@ -46,7 +46,7 @@ def starve() -> Starved | None:
         with tempfile.TemporaryDirectory(prefix="outlast-oom-") as scratch:
             return _starve(Path(scratch), group)
     finally:
-        until(lambda: _removed(group), 10, "the cgroup is empty")
+        until(lambda: _removed(group), 60.0, "the cgroup is empty")
 
 
 def _removed(group: Path) -> bool:

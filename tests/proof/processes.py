@@ -44,7 +44,7 @@ class Child:
     def freeze(self) -> None:
         """Stop every thread of it, and return when they stand still."""
         self.send(signal.SIGSTOP)
-        until(self._frozen, 10, f"process {self.pid} stands still", beat=0.001)
+        until(self._frozen, 60.0, f"process {self.pid} stands still", beat=0.001)
 
     def _frozen(self) -> bool:
         if self.status is not None:

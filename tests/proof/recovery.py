@@ -71,12 +71,12 @@ def recovery_rounds(rounds: int, seed: int, budget: float = 3600.0) -> Toll:
                 in_child(lambda: enqueue_slow(0.2), 20)
                 _one_kill(witness, rig, workers, dice.uniform(0.0, 0.1))
                 starts = 2 * done + 2
-                until(lambda n=starts: _count(witness, "start") == n, 5, "it runs elsewhere")  # type: ignore[misc]
+                until(lambda n=starts: _count(witness, "start") == n, 60.0, "it runs elsewhere")  # type: ignore[misc]
                 # Only now: whoever opens the store recovers what the dead one held.
                 child = fork(work)
                 workers[child.pid] = child
                 ends = done + 1
-                until(lambda n=ends: _count(witness, "end") == n, 20, "it ends elsewhere")  # type: ignore[misc]
+                until(lambda n=ends: _count(witness, "end") == n, 60.0, "it ends elsewhere")  # type: ignore[misc]
             rig.write("calm")
             for child in workers.values():
                 rig.write("term", target=child.pid)
@@ -102,7 +102,7 @@ def _one_kill(witness: Path, rig: Journal, workers: dict[int, Child], pause: flo
         begun = [event for event in journals.read(witness) if event.kind in ("start", "end")]
         return begun[-1].pid if begun and begun[-1].kind == "start" else 0
 
-    until(running, 20, "the job runs")
+    until(running, 60.0, "the job runs")
     linger(pause)
     victim = running()
     if not victim or _count(witness, "end") != before:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.proof.cut import sweep
 
-pytestmark = [pytest.mark.needs("cut"), pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.needs("cut"), pytest.mark.timeout(360)]
 
 
 def test_plain_sqlite_with_full_sync_loses_nothing() -> None:

@@ -156,7 +156,7 @@ def losses(
     return bad, total
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(240)
 def test_plain_sqlite_with_full_sync_loses_nothing(tmp_path: Path, shm: Path) -> None:
     tape = record(tmp_path, synchronous=2)
     assert len([op for op in tape.ops if op.kind == "sync"]) > 40

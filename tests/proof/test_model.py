@@ -174,7 +174,7 @@ class Sqlite(Machine):
     kind = "sqlite"
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(360)
 @pytest.mark.parametrize(
     ("machine", "examples"), [(Machine, 25), (Sqlite, 10)], ids=["memory", "sqlite"]
 )
@@ -195,7 +195,7 @@ def test_a_store_does_what_the_model_does(machine: type[Machine], examples: int)
     )
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(360)
 @pytest.mark.parametrize("kind", ["memory", "sqlite"])
 def test_long_walks(kind: str) -> None:
     """Always the same ones in the usual run, so that it fails for everybody or for nobody."""

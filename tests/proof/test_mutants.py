@@ -15,7 +15,7 @@ from tests.proof.mutants.planted import BUGS
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 
 
 def named(bug: Bug) -> str:

@@ -28,7 +28,7 @@ LIVES = {
 }
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(360)
 @pytest.mark.parametrize("life", LIVES)
 def test_a_power_cut_after_any_operation_loses_nothing(life: str) -> None:
     total = replay(LIVES[life], seed=1, replays=520)
@@ -37,7 +37,7 @@ def test_a_power_cut_after_any_operation_loses_nothing(life: str) -> None:
     assert total.broken == {}, total.stories
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(360)
 def test_a_power_cut_in_a_migration_leaves_the_old_schema_or_the_new() -> None:
     with mock.patch.object(schema, "MIGRATIONS", schema.MIGRATIONS):
         acts = ("add_many", "migrate", "claim_and_settle")
@@ -46,7 +46,7 @@ def test_a_power_cut_in_a_migration_leaves_the_old_schema_or_the_new() -> None:
     assert total.broken == {}, total.stories
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(360)
 @pytest.mark.parametrize("nth", [1, 2, 3, 5, 8])
 def test_s3_a_failed_sync_costs_nothing_that_was_acknowledged(nth: int) -> None:
     """On Linux the next sync "succeeds" though the data of the failed one is gone for good."""
@@ -56,13 +56,13 @@ def test_s3_a_failed_sync_costs_nothing_that_was_acknowledged(nth: int) -> None:
     assert total.broken == {}, total.stories
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(240)
 @pytest.mark.parametrize("nth", [1, 2, 5])
 def test_s3_a_kill_after_a_failed_sync_and_then_a_power_cut(nth: int, tmp_path: Path) -> None:
     assert judge_after(tmp_path, nth) == {}
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(240)
 def test_the_replay_sees_what_a_weaker_setting_loses() -> None:
     weak = replay(
         ("add_many", "claim_and_settle"), seed=3, replays=200, durability=Durability.PROCESS

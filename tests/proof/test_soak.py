@@ -25,7 +25,7 @@ def line(kind: str, seed: int = 0, **numbers: object) -> Line:
     )
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(240)
 def test_pieces_are_appended_and_seeds_go_on(tmp_path: Path) -> None:
     results = tmp_path / "results" / "results.jsonl"
     for _ in range(2):

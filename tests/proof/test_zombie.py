@@ -59,20 +59,20 @@ def frozen_without_the_lock(child: Child, db: Path) -> bool:
     return True
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(240)
 def test_w2_a_zombies_verdict_is_refused(witness: Path, tmp_path: Path) -> None:
     rig = Journal(witness)
     in_child(lambda: enqueue_slow(0.5), 20)
     zombie = fork(lambda: work(LEASE))
     heir: Child | None = None
     try:
-        until(lambda: count(witness, "start") == 1, 20, "the first run begins")
+        until(lambda: count(witness, "start") == 1, 60.0, "the first run begins")
         rig.write("stop", target=zombie.pid)
-        until(lambda: frozen_without_the_lock(zombie, tmp_path / "proof.db"), 20, "it stands still")
+        until(lambda: frozen_without_the_lock(zombie, tmp_path / "proof.db"), 60.0, "it stopped")
         heir = fork(lambda: work(LEASE))
-        until(lambda: count(witness, "end") == 1, 20, "the heir has done it")
+        until(lambda: count(witness, "end") == 1, 60.0, "the heir has done it")
         os.kill(zombie.pid, signal.SIGCONT)
-        until(lambda: count(witness, "end") == 2, 20, "the zombie's run ends as well")
+        until(lambda: count(witness, "end") == 2, 60.0, "the zombie's run ends as well")
         rig.write("calm")
         for child in (zombie, heir):
             rig.write("term", target=child.pid)

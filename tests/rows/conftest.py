@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "/rows/" in str(item.path):
-            item.add_marker(pytest.mark.timeout(60))
+            item.add_marker(pytest.mark.timeout(240))
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ def test_h2_killed_while_it_drains_its_jobs_run_again_and_no_other(rig: Rig) -> 
         rig.until_started(id)
     waiting = rig.enqueue(*[("instant", n) for n in range(20)])
     worker.send_signal(signal.SIGTERM)
-    until(lambda: "stopping" in rig.workers_said, 10.0, "it drains")
+    until(lambda: "stopping" in rig.workers_said, 60.0, "it drains")
     rig.kill(worker)
     (rig.folder / "go").touch()
     rig.start("-c", "3")

@@ -54,7 +54,7 @@ async def test_k1_a_wall_clock_that_jumps_for_days_ends_no_lease(tmp_path: Path)
     async with app, app.worker(lease=2.0), app.worker(lease=2.0):
         running = await long.enqueue()
         waiting = await late.using(delay=DAY).enqueue()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not runs:
                 await asyncio.sleep(0)
         for jump in range(16):
@@ -63,9 +63,9 @@ async def test_k1_a_wall_clock_that_jumps_for_days_ends_no_lease(tmp_path: Path)
             with pytest.raises(TimeoutError):
                 await running.result(timeout=0.23)
             assert (await running.job()).attempt == 1
-        assert await waiting.result(timeout=10) == "done", "by that clock it is due"
+        assert await waiting.result(timeout=60) == "done", "by that clock it is due"
         go.set()
-        assert await running.result(timeout=10) == "done"
+        assert await running.result(timeout=60) == "done"
     assert sorted(runs) == ["late", "long"]
 
 

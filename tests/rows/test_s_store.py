@@ -204,7 +204,7 @@ async def test_s12_whoever_waits_for_an_accepted_job_hears_that_it_was_deleted(d
         assert gone == 2
         for handle, wait in zip(handles, waits, strict=True):
             with pytest.raises(JobNotFound, match=handle.id):
-                await asyncio.wait_for(wait, 10)
+                await asyncio.wait_for(wait, 60)
             with pytest.raises(JobNotFound, match=handle.id):
                 await handle.status()
 
@@ -233,7 +233,7 @@ def test_s13_an_old_copy_runs_what_is_in_it_and_says_what_it_never_had(rig: Rig)
 
     async def ask(app: Outlast) -> None:
         with pytest.raises(JobNotFound):
-            await app.handle(after[0]).result(timeout=5)
+            await app.handle(after[0]).result(timeout=60)
 
     rig.run(ask)
 

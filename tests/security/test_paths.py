@@ -22,7 +22,7 @@ from outlast.stores.urls import file_url, parse
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = pytest.mark.timeout(60)  # each child is a Python that has to start first
+pytestmark = pytest.mark.timeout(240)  # each child is a Python that has to start first
 
 
 def contents(folder: Path) -> set[str]:

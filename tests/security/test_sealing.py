@@ -69,7 +69,7 @@ def forge(db: Path, sql: str, *values: object) -> None:
 
 async def outcome(app: Outlast, id: str) -> Any:
     async with app, app.worker():
-        return await app.handle(id).result(timeout=20)
+        return await app.handle(id).result(timeout=60)
 
 
 async def test_a_round_trip(db: Path, keys: Keys) -> None:

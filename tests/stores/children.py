@@ -65,10 +65,10 @@ class Child:
     def pid(self) -> int:
         return self.process.pid
 
-    def hear(self, seconds: float = 30.0) -> Any:
+    def hear(self, seconds: float = 60.0) -> Any:
         """The next thing it says. Fails if it ends, or says nothing for that long."""
         line = self._lines.get(timeout=seconds)
-        assert line, f"it ended with {self.process.wait(5)} and said nothing"
+        assert line, f"it ended with {self.process.wait(60)} and said nothing"
         return json.loads(line)
 
     def tell(self, word: str = "go") -> None:
@@ -85,7 +85,7 @@ class Child:
             found.append(json.loads(line))
         return found
 
-    def end(self, seconds: float = 20.0, code: int = 0) -> list[Any]:
+    def end(self, seconds: float = 60.0, code: int = 0) -> list[Any]:
         """Let it come to its end; what it said that nobody has heard."""
         assert self.process.stdin is not None
         self.process.stdin.close()
@@ -96,7 +96,7 @@ class Child:
         """SIGKILL, and wait until it is gone."""
         self.process.kill()
         self.process.wait(10)
-        self._reader.join(10)
+        self._reader.join(60)
         for pipe in (self.process.stdin, self.process.stdout):
             if pipe is not None and not pipe.closed:
                 pipe.close()

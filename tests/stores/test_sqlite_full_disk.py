@@ -23,7 +23,7 @@ from outlast.stores.sqlite.store import SqliteStore
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-pytestmark = pytest.mark.timeout(60)  # each child is a Python that has to start first
+pytestmark = pytest.mark.timeout(240)  # each child is a Python that has to start first
 
 
 OWN_MOUNTS = ("unshare", "--mount", "--propagation", "private")
@@ -87,7 +87,7 @@ def live_on_a_full_disk(point: str) -> None:
     say(["settled", sorted(settled) == sorted(accepted)])
     Path(f"{point}/filler").unlink()
     freed = time.monotonic()
-    until(lambda: adds(store), 1.0, "new work is taken again")
+    until(lambda: adds(store), 10.0, "new work is taken again")
     say(["resumed", time.monotonic() - freed])
     assert (files.companion(store.path) / "ballast").stat().st_size == files.BALLAST
     depth = store.depth_now("default")

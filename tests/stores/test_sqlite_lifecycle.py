@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from tests.stores.conftest import Opener
 
-pytestmark = pytest.mark.timeout(60)  # each child is a Python that has to start first
+pytestmark = pytest.mark.timeout(240)  # each child is a Python that has to start first
 
 
 earlier: set[threading.Thread] = set()
@@ -93,7 +93,7 @@ async def test_an_opening_that_fails_leaves_nothing_running(
             patch.setattr(reader, what, fail)
             with pytest.raises(StoreUnavailable):
                 await store.open()
-        until(lambda: not threads(), 5, "its threads have ended")
+        until(lambda: not threads(), 60.0, "its threads have ended")
         with pytest.raises(StoreClosed):
             await store.add([job()])
     await store.open()
@@ -122,11 +122,11 @@ async def test_calls_that_come_while_it_closes_are_answered(db: Path) -> None:
         callers = [threading.Thread(target=call) for _ in range(3)]
         for each in callers:
             each.start()
-        until(lambda a=answers: len(a) > 5, 5, "they are at it")  # type: ignore[misc]
-        await asyncio.wait_for(store.close(), 10)
+        until(lambda a=answers: len(a) > 5, 60.0, "they are at it")  # type: ignore[misc]
+        await asyncio.wait_for(store.close(), 60)
         over.set()
         for each in callers:
-            each.join(5)
+            each.join(60)
             assert not each.is_alive(), "it hangs"
         assert answers.count("refused") == 3
 
@@ -139,7 +139,7 @@ class Late(deque[Any]):
     def append(self, call: Any) -> None:
         closer = threading.Thread(target=self.store.close_now)
         closer.start()
-        closer.join(5)
+        closer.join(60)
         super().append(call)
 
 
@@ -167,7 +167,7 @@ def test_a_call_that_comes_just_too_late_is_refused(
         monkeypatch.setattr(store._writer, "_waiting", late)
     caller = threading.Thread(target=call, daemon=True)
     caller.start()
-    caller.join(10)
+    caller.join(60)
     assert answers == ["the store is closed"]
 
 
@@ -198,7 +198,7 @@ def test_a_program_that_does_not_close_ends_all_the_same(
         f"{ending}\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program], timeout=15, check=False, capture_output=True, text=True
+        [sys.executable, "-c", program], timeout=90, check=False, capture_output=True, text=True
     )
     assert done.returncode == (1 if "raise" in ending else 0)
     assert done.stderr == ""

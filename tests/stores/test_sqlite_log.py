@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from outlast.stores.sqlite.store import SqliteStore
 
-pytestmark = pytest.mark.timeout(60)  # each child is a Python that has to start first
+pytestmark = pytest.mark.timeout(240)  # each child is a Python that has to start first
 
 
 PAYLOAD = b'"' + b"x" * 20_000 + b'"'

@@ -25,7 +25,7 @@ from outlast.stores.sqlite.store import SqliteStore
 if TYPE_CHECKING:
     from tests.stores.conftest import Opener
 
-pytestmark = pytest.mark.timeout(60)  # each child is a Python that has to start first
+pytestmark = pytest.mark.timeout(240)  # each child is a Python that has to start first
 
 
 COUNT = "WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 20000)"

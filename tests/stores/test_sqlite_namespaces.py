@@ -79,7 +79,7 @@ async def play(folder: Path, script: Iterable[tuple[Any, ...]]) -> None:
     await shared.close()
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(240)
 @pytest.mark.parametrize("seed", [1, 2])
 async def test_nor_does_any_in_a_long_game(tmp_path: Path, seed: int) -> None:
     """The neighbour's jobs come due, expire and outlive their time meanwhile, untouched."""
@@ -87,7 +87,7 @@ async def test_nor_does_any_in_a_long_game(tmp_path: Path, seed: int) -> None:
     await play(tmp_path, (any_act(dice) for _ in range(250)))
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(240)
 @given(st.lists(acts, min_size=5, max_size=20))
 @settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
 def test_no_call_sees_or_touches_another_namespace(script: list[tuple[Any, ...]]) -> None:

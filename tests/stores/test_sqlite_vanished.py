@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from tests.stores.conftest import Opener
 
-pytestmark = pytest.mark.timeout(60)  # each child is a Python that has to start first
+pytestmark = pytest.mark.timeout(240)  # each child is a Python that has to start first
 
 
 def companion(db: Path) -> Path:
@@ -96,7 +96,7 @@ async def test_every_call_says_which_file_is_gone(
     }
     said = {}
     for name, call in calls.items():
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             try:
                 await call()
             except StoreUnavailable as error:

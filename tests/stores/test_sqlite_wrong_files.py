@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from tests.stores.conftest import Opener
 
-pytestmark = pytest.mark.timeout(60)  # each child is a Python that has to start first
+pytestmark = pytest.mark.timeout(240)  # each child is a Python that has to start first
 
 
 def everything(folder: Path) -> dict[str, bytes]:
