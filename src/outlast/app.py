@@ -10,6 +10,8 @@ from contextlib import asynccontextmanager, contextmanager
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, Self, TypeVar, cast, overload
 
+from msgspec import UNSET, UnsetType
+
 from outlast.access import Access
 from outlast.chance import SystemChance
 from outlast.clock import SystemClock
@@ -41,7 +43,8 @@ if TYPE_CHECKING:
     from outlast.chance import Chance
     from outlast.clock import Clock
     from outlast.hooks import Hooks
-    from outlast.options import Lane, TaskOptions
+    from outlast.job import OnRepeat
+    from outlast.options import KeepKey, KeyOf, Lane, TaskOptions
     from outlast.retry import RetryPolicy
     from outlast.sealing import Keys
     from outlast.store import Store
@@ -148,7 +151,9 @@ class Outlast:
         timeout: float | timedelta | None = None,
         priority: int = 0,
         keep: float | timedelta | None = DAY,
-        keep_key: float | timedelta = DAY,
+        key: KeyOf | None = None,
+        keep_key: KeepKey | UnsetType = UNSET,
+        on_repeat: OnRepeat = "first",
         max_crashes: int | None = 3,
         processes: bool = False,
         lane: Lane = None,
@@ -166,7 +171,9 @@ class Outlast:
         timeout: float | timedelta | None = None,
         priority: int = 0,
         keep: float | timedelta | None = DAY,
-        keep_key: float | timedelta = DAY,
+        key: KeyOf | None = None,
+        keep_key: KeepKey | UnsetType = UNSET,
+        on_repeat: OnRepeat = "first",
         max_crashes: int | None = 3,
         processes: bool = False,
         lane: Lane = None,
@@ -177,9 +184,14 @@ class Outlast:
         ``async def`` runs in the worker's event loop, a plain function in a thread, or in a
         process of its own with ``processes=True``. ``retry`` is a ``RetryPolicy`` or the number
         of attempts; ``timeout`` is seconds for one run; ``keep`` is how long the job and its
-        result are kept after a good end (at least an hour; None: for ever) and ``keep_key`` how
-        long its key is remembered. ``max_crashes`` is how many workers it may take with it.
-        ``lane`` is a text, or a function of the arguments: jobs of one lane run one at a time.
+        result are kept after a good end (at least an hour; None: for ever). ``max_crashes`` is how
+        many workers it may take with it. ``lane`` is a text, or a function of the arguments: jobs
+        of one lane run one at a time.
+
+        ``key``, a function of the arguments, says which calls are the same job: for as long as
+        ``keep_key`` says, that is while it is ``"queued"`` or ``"live"``, seconds after its end, or
+        None, for ever. A repeat gets the ``"first"`` job with its outcome, or ``on_repeat`` is to
+        ``"raise"``, ``"replace"``, ``"debounce"`` or ``"throttle"`` (docs/running-twice.md).
 
         Raises ``ConfigurationError`` naming the option, ``DuplicateTask`` if another function
         has that name, and ``Unsupported`` if the open store can't do what an option needs.
@@ -193,7 +205,9 @@ class Outlast:
             timeout=timeout,
             priority=priority,
             keep=keep,
+            key=key,
             keep_key=keep_key,
+            on_repeat=on_repeat,
             max_crashes=max_crashes,
             processes=processes,
             lane=lane,

@@ -31,6 +31,7 @@ WAYS_OUT = {
     Feature.DELAY: "delay=, at= or more than one attempt",
     Feature.PRIORITY: "priority=",
     Feature.KEYS: "key=",
+    Feature.REPEATS: 'on_repeat= and keep_key="queued"',
     Feature.LANES: "lane=",
 }
 

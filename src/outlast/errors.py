@@ -19,6 +19,7 @@ OutlastError
   JobError
     JobNotFound
     KeyConflict             same key, other arguments
+    KeyRepeated             same key, and a repeat was not wanted (has .id)
     JobFailed               (has .failure)
     JobCancelled
     LeaseLost               inside a task whose lease went
@@ -53,6 +54,7 @@ __all__ = [
     "JobFailed",
     "JobNotFound",
     "KeyConflict",
+    "KeyRepeated",
     "LeaseLost",
     "OutlastError",
     "QueueEmpty",
@@ -164,6 +166,17 @@ class JobNotFound(JobError):
 
 class KeyConflict(JobError):
     """The key belongs to a job with other arguments; nothing was stored."""
+
+
+class KeyRepeated(JobError):
+    """The key is held by the job ``.id``, and ``on_repeat="raise"``; nothing was stored."""
+
+    def __init__(self, message: str, id: str = "") -> None:
+        super().__init__(message)
+        self.id = id
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (str(self), self.id)
 
 
 class JobFailed(JobError):

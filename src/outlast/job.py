@@ -17,6 +17,7 @@ __all__ = [
     "Failure",
     "Job",
     "Lost",
+    "OnRepeat",
     "Progress",
     "Status",
     "Verdict",
@@ -28,6 +29,9 @@ __all__ = [
 ]
 
 DAY = 86400.0
+
+OnRepeat = Literal["first", "raise", "replace", "debounce", "throttle"]
+"""What becomes of a call whose key is held by an earlier one; see ``Store.add``."""
 
 
 class Status(StrEnum):
@@ -76,7 +80,10 @@ class Job(Struct, frozen=True, kw_only=True):
 
     ``delay`` and ``ttl`` are relative seconds and only read by ``Store.add``, which turns them into
     ``run_at`` and ``expires_at`` by the store's own clock. ``digest`` stands for the arguments when
-    keys are compared. ``keep`` None means for ever, for what is done; the dead stay until purged.
+    keys are compared; ``on_repeat``, read by ``Store.add`` alone, says what becomes of this job if
+    another holds its key. With ``key_queued`` the key is held until the job is claimed for the
+    first time, and no longer. ``keep`` None means for ever, for what is done; the dead stay until
+    purged.
     """
 
     id: str
@@ -101,6 +108,8 @@ class Job(Struct, frozen=True, kw_only=True):
     key: str | None = None
     digest: bytes = b""
     keep_key: float = DAY
+    key_queued: bool = False
+    on_repeat: OnRepeat = "first"
     keep: float | None = DAY
     lane: str | None = None
     status: Status = Status.QUEUED

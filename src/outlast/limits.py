@@ -6,11 +6,12 @@ import re
 from functools import lru_cache
 from itertools import islice
 from math import inf
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from msgspec.structs import replace
 
 from outlast.errors import ConfigurationError
+from outlast.job import OnRepeat
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,6 +22,7 @@ __all__ = [
     "MAX_ID",
     "MAX_KEY",
     "MAX_PRIORITY",
+    "REPEATS",
     "are_alike",
     "check_job",
     "check_jobs",
@@ -31,6 +33,7 @@ __all__ = [
 MAX_ID = 128
 MAX_KEY = 512
 MAX_PRIORITY = 100
+REPEATS = frozenset(get_args(OnRepeat))
 
 _NAME = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 
@@ -62,7 +65,10 @@ def check_job(job: Job) -> None:
         and (job.task is None or _plain(job.task))
         and job.delay is job.ttl is job.run_at is job.expires_at is None
         and job.lane is None
-        and (job.key is None or (0 < len(job.key) <= MAX_KEY and _clean(job.key)))
+        and (
+            job.key is None
+            or (0 < len(job.key) <= MAX_KEY and _clean(job.key) and job.on_repeat in REPEATS)
+        )
         and (job.timeout is None or 0.0 < job.timeout < inf)
         and job.priority.__class__ is int
         and -MAX_PRIORITY <= job.priority <= MAX_PRIORITY
@@ -124,6 +130,10 @@ def _check_fields(job: Job) -> None:
     for what, text in (("key", job.key), ("lane", job.lane)):
         if text is not None:
             _check_text(text, what, MAX_KEY)
+    if job.on_repeat not in REPEATS:
+        raise ConfigurationError(
+            f"on_repeat {job.on_repeat!r}: use one of {', '.join(sorted(REPEATS))}"
+        )
     if type(job.priority) is not int or not -MAX_PRIORITY <= job.priority <= MAX_PRIORITY:
         raise ConfigurationError(
             f"priority {job.priority!r}: use a whole number from -{MAX_PRIORITY} to {MAX_PRIORITY}"

@@ -6,18 +6,27 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from outlast.errors import ConfigurationError, DecodeError
-from outlast.job import DAY, Job
-from outlast.limits import check_job, check_name
+from outlast.job import DAY, Job, OnRepeat
+from outlast.limits import REPEATS, check_job, check_name
 from outlast.retry import RetryPolicy
 from outlast.store import Feature
 
-__all__ = ["POLICY", "TaskOptions", "call_fields", "needs", "policy_of", "seconds", "task_options"]
+__all__ = [
+    "POLICY",
+    "TaskOptions",
+    "call_fields",
+    "kept_with_key",
+    "needs",
+    "policy_of",
+    "seconds",
+    "task_options",
+]
 
 POLICY = "outlast-retry"
 """The header in which a call's own retry policy travels to the worker."""
@@ -26,6 +35,8 @@ HOUR = 3600.0
 CENTURY = 36525 * DAY
 
 Lane = Callable[..., "str | None"] | str | None
+KeyOf = Callable[..., "str | None"]
+KeepKey = float | timedelta | Literal["queued", "live"] | None
 
 
 class TaskOptions(Struct, frozen=True, kw_only=True):
@@ -36,7 +47,10 @@ class TaskOptions(Struct, frozen=True, kw_only=True):
     timeout: float | None = None
     priority: int = 0
     keep: float | None = DAY
+    key: KeyOf | None = None
     keep_key: float = DAY
+    key_queued: bool = False
+    on_repeat: OnRepeat = "first"
     max_crashes: int | None = 3
     processes: bool = False
     lane: Lane = None
@@ -52,6 +66,8 @@ class TaskOptions(Struct, frozen=True, kw_only=True):
             priority=self.priority,
             keep=self.keep,
             keep_key=self.keep_key,
+            key_queued=self.key_queued,
+            on_repeat=self.on_repeat,
             max_attempts=self.retry.attempts,
             max_crashes=self.max_crashes,
             lane=self.lane if isinstance(self.lane, str) else None,
@@ -66,7 +82,9 @@ def task_options(
     retry: RetryPolicy | int,
     timeout: float | timedelta | None,
     keep: float | timedelta | None,
-    keep_key: float | timedelta,
+    key: KeyOf | None,
+    keep_key: KeepKey | UnsetType,
+    on_repeat: OnRepeat,
     lane: Lane,
     headers: Mapping[str, str] | None,
     queue: str,
@@ -84,7 +102,9 @@ def task_options(
         timeout=_timeout(timeout),
         priority=priority,
         keep=_keep(keep),
-        keep_key=seconds("keep_key", keep_key),
+        key=_key_of(key),
+        on_repeat=_read_on_repeat(on_repeat)["on_repeat"],
+        **_read_keep_key(_window(on_repeat, keep_key)),
         max_crashes=max_crashes,
         processes=bool(processes),
         lane=_lane(lane),
@@ -100,6 +120,8 @@ def call_fields(template: Job, own: RetryPolicy, given: Mapping[str, Any]) -> di
     if given.get("delay") is not None and given.get("at") is not None:
         raise ConfigurationError("delay= and at= both say when to start: give one of them")
     fields: dict[str, Any] = {}
+    if "on_repeat" in given and "keep_key" not in given and given["on_repeat"] in _QUEUED_ONLY:
+        fields.update(_read_keep_key("queued"))
     for name, value in given.items():
         if name == "headers":
             fields["headers"] = {**template.headers, **_headers(value)}
@@ -125,18 +147,19 @@ def policy_of(job: Job, own: RetryPolicy) -> RetryPolicy:
     return _unpack(text, own)
 
 
-def needs(job: Job, *, lane: bool = False) -> Feature | None:
+def needs(job: Job, *, lane: bool = False, key: bool = False) -> Feature | None:
     """What a store must be able to do to take jobs like this one; None for the least."""
     return _needs(
         job.delay is not None or job.run_at is not None or job.max_attempts > 1,
         job.priority != 0,
-        job.key is not None,
+        key or job.key is not None,
+        (key or job.key is not None) and (job.key_queued or job.on_repeat != "first"),
         lane or job.lane is not None,
     )
 
 
 @cache
-def _needs(delay: bool, priority: bool, key: bool, lane: bool) -> Feature | None:
+def _needs(delay: bool, priority: bool, key: bool, repeats: bool, lane: bool) -> Feature | None:
     wanted = Feature(0)
     if delay:
         wanted |= Feature.DELAY
@@ -144,6 +167,8 @@ def _needs(delay: bool, priority: bool, key: bool, lane: bool) -> Feature | None
         wanted |= Feature.PRIORITY
     if key:
         wanted |= Feature.KEYS
+    if repeats:
+        wanted |= Feature.REPEATS
     if lane:
         wanted |= Feature.LANES
     return wanted or None
@@ -245,11 +270,57 @@ def _read_queue(value: str) -> dict[str, Any]:
     return {"queue": value}
 
 
-def _read_key(value: str | None) -> dict[str, Any]:
+def _read_key(value: str | KeyOf | None) -> dict[str, Any]:
+    if callable(value):
+        return {"key": None}
     # What the text may be is for check_job to say, for every store alike.
     if value is not None and not isinstance(value, str):
         raise ConfigurationError(f"key {value!r}: use a text")
     return {"key": value}
+
+
+def _key_of(value: KeyOf | None) -> KeyOf | None:
+    if value is None or callable(value):
+        return value
+    raise ConfigurationError(
+        f"key={value!r}: a task's key is a function of its arguments that returns a text; one "
+        "text for all calls of the task goes to using(key=...)"
+    )
+
+
+_QUEUED_ONLY = ("replace", "debounce", "throttle")
+"""What only ever acts on a job that waits: its key is held no longer, if nothing else is said."""
+
+
+def _window(on_repeat: str, keep_key: KeepKey | UnsetType) -> KeepKey:
+    if keep_key is not UNSET:
+        return keep_key
+    return "queued" if on_repeat in _QUEUED_ONLY else DAY
+
+
+def _read_on_repeat(value: object) -> dict[str, Any]:
+    if not isinstance(value, str) or value not in REPEATS:
+        raise ConfigurationError(f"on_repeat={value!r}: use one of {', '.join(sorted(REPEATS))}")
+    return {"on_repeat": value}
+
+
+def _read_keep_key(value: KeepKey) -> dict[str, Any]:
+    if value is None:
+        return {"keep_key": CENTURY, "key_queued": False}
+    if isinstance(value, str):
+        if value not in ("queued", "live"):
+            raise ConfigurationError(
+                f'keep_key={value!r}: use seconds after the end, "queued", "live", or None for ever'
+            )
+        return {"keep_key": 0.0, "key_queued": value == "queued"}
+    return {"keep_key": seconds("keep_key", value), "key_queued": False}
+
+
+def kept_with_key(job: Job) -> float | None:
+    """How long a job with a key is kept: as long as its key is, so that a repeat finds it."""
+    if job.keep is None or job.keep_key >= CENTURY:
+        return None
+    return max(job.keep, job.keep_key)
 
 
 def _read_lane(value: Lane) -> dict[str, Any]:
@@ -320,6 +391,8 @@ _READERS: Mapping[str, Callable[[Any], dict[str, Any]]] = {
     "priority": lambda value: {"priority": value},
     "queue": _read_queue,
     "key": _read_key,
+    "keep_key": _read_keep_key,
+    "on_repeat": _read_on_repeat,
     "lane": _read_lane,
     "timeout": lambda value: {"timeout": _timeout(value)},
     "keep": lambda value: {"keep": _keep(value)},

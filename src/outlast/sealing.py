@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, cast
 from msgspec import Struct
 from msgspec.structs import replace
 
-from outlast.errors import ConfigurationError
+from outlast.errors import ConfigurationError, Unsupported
 from outlast.job import Claim, Failure, dead
 
 if TYPE_CHECKING:
@@ -94,6 +94,9 @@ class Keys(Struct, frozen=True, kw_only=True):
         return cls(current=list(secrets)[-1] if secrets else "", secrets=secrets, **options)
 
 
+_IN_PLACE = ("debounce", "throttle")
+
+
 class Untrusted(Exception):
     """Nobody who has a key has written this."""
 
@@ -114,6 +117,11 @@ class Vault:
     # -- in
 
     async def add(self, jobs: Sequence[Job], capacity: int | None = None) -> Sequence[Added]:
+        if any(job.key is not None and job.on_repeat in _IN_PLACE for job in jobs):
+            raise Unsupported(
+                "signed and sealed jobs are bound to their ids, so another one's arguments can't "
+                'take their place: use on_repeat="replace" instead of debounce or throttle'
+            )
         return await self._store.add([self._protect(job) for job in jobs], capacity)
 
     async def settle(self, verdicts: Sequence[Verdict]) -> Sequence[Lost]:

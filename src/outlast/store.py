@@ -56,6 +56,8 @@ class Feature(Flag):
     """Priorities and ranks."""
     KEYS = auto()
     """Idempotency keys."""
+    REPEATS = auto()
+    """Other answers to a repeated key than the first job, and keys held only while queued."""
     RESULTS = auto()
     """Results are kept and can be awaited."""
     INSPECT = auto()
@@ -104,6 +106,17 @@ class Store(Protocol):
 
         An id that is stored already, or a key that is live or remembered, changes nothing and
         answers ``created=False``. A key with another digest raises ``KeyConflict`` and stores none.
+        A key is live from here to its job's end, or with ``key_queued`` to the job's first claim,
+        and is remembered for ``keep_key`` seconds after the end.
+
+        Where another job holds the key, the new one's ``on_repeat`` decides (``REPEATS``):
+        ``"raise"`` raises ``KeyRepeated`` and stores none. The rest concerns holders that were
+        never claimed; for all others it is as with ``"first"``. ``"replace"`` cancels the holder
+        and stores the new job. ``"debounce"`` gives the holder the new one's payload, headers and
+        options, due time and expiry, ``"throttle"`` all of these but due time and expiry; queue,
+        priority and lane stay as they are, and the answer is the holder with ``created=False``.
+        The same id again is never a repeat.
+
         With ``capacity``, ``QueueFull`` if a queue named here would then hold more queued jobs,
         delayed ones included: a slot is free again when its job is claimed.
         Raises ``EnqueueUncertain`` with the ids if it may or may not have happened.

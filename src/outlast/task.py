@@ -13,7 +13,7 @@ from msgspec import UNSET, UnsetType
 
 from outlast.errors import ConfigurationError
 from outlast.limits import check_name
-from outlast.options import call_fields, needs, policy_of
+from outlast.options import call_fields, kept_with_key, needs, policy_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     from outlast.codec import Signature
     from outlast.handle import Handle
-    from outlast.job import Job
-    from outlast.options import Lane, TaskOptions
+    from outlast.job import Job, OnRepeat
+    from outlast.options import KeepKey, KeyOf, Lane, TaskOptions
     from outlast.retry import RetryPolicy
     from outlast.store import Feature
 
@@ -101,7 +101,8 @@ class Task(Generic[P, R_co]):
         self.options = options
         self.decode_result: Callable[[bytes], R_co] = signature.decode_result
         self.outlet = outlet
-        self._bind(options.job(name), options.lane if callable(options.lane) else None)
+        lane = options.lane if callable(options.lane) else None
+        self._bind(options.job(name), lane, options.key)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:
         """Run the function here, without the queue."""
@@ -148,12 +149,19 @@ class Task(Generic[P, R_co]):
         if self._plain:
             job = _replace(template, id=self.outlet.new_id(), payload=payload)
         else:
+            key, lane = template.key, template.lane
+            if self._key is not None:
+                key = self._text_of("key", self._key, args, kwargs)
+            if self._lane is not None:
+                lane = self._text_of("lane", self._lane, args, kwargs)
             job = _replace(
                 template,
                 id=self.outlet.new_id(),
                 payload=payload,
-                digest=b"" if template.key is None else self.signature.digest(payload),
-                lane=template.lane if self._lane is None else self._lane_of(args, kwargs),
+                key=key,
+                digest=b"" if key is None else self.signature.digest(payload),
+                keep=template.keep if key is None else kept_with_key(template),
+                lane=lane,
             )
         return Call(job, self)
 
@@ -165,7 +173,9 @@ class Task(Generic[P, R_co]):
         expires: float | timedelta | datetime | UnsetType | None = UNSET,
         priority: int | UnsetType = UNSET,
         queue: str | UnsetType = UNSET,
-        key: str | UnsetType | None = UNSET,
+        key: str | KeyOf | UnsetType | None = UNSET,
+        keep_key: KeepKey | UnsetType = UNSET,
+        on_repeat: OnRepeat | UnsetType = UNSET,
         lane: Lane | UnsetType = UNSET,
         timeout: float | timedelta | UnsetType | None = UNSET,
         retry: RetryPolicy | int | UnsetType = UNSET,
@@ -177,8 +187,9 @@ class Task(Generic[P, R_co]):
         ``delay`` counts from the moment the job is stored, by the store's clock; ``at`` is an
         aware datetime. ``expires`` says when a job that has not started is cancelled. Durations
         are seconds or timedeltas. ``key`` makes the call idempotent: while a job of this task with
-        this key is live or remembered, enqueueing it again answers with that job. Headers are
-        added to the task's own. ``None`` takes back what the task or an earlier ``using`` set.
+        this key is live or remembered, enqueueing it again answers with that job; ``keep_key`` and
+        ``on_repeat`` are those of ``app.task``. Headers are added to the task's own. ``None`` takes
+        back what the task or an earlier ``using`` set.
 
         Raises ``ConfigurationError`` naming the option, and ``Unsupported`` if the app's store
         can't do that.
@@ -189,8 +200,9 @@ class Task(Generic[P, R_co]):
             name: value
             for name, value in (
                 ("delay", delay), ("at", at), ("expires", expires), ("priority", priority),
-                ("queue", queue), ("key", key), ("lane", lane), ("timeout", timeout),
-                ("retry", retry), ("keep", keep), ("headers", headers),
+                ("queue", queue), ("key", key), ("keep_key", keep_key), ("on_repeat", on_repeat),
+                ("lane", lane), ("timeout", timeout), ("retry", retry), ("keep", keep),
+                ("headers", headers),
             )
             if value is not UNSET
         }  # fmt: skip
@@ -199,7 +211,11 @@ class Task(Generic[P, R_co]):
         )
         bound = object.__new__(type(self))
         bound.__dict__.update(self.__dict__)
-        bound._bind(template, self._lane if lane is UNSET else lane if callable(lane) else None)
+        bound._bind(
+            template,
+            self._lane if lane is UNSET else lane if callable(lane) else None,
+            self._key if key is UNSET else key if callable(key) else None,
+        )
         return bound
 
     def policy(self, job: Job) -> RetryPolicy:
@@ -209,20 +225,28 @@ class Task(Generic[P, R_co]):
         """
         return policy_of(job, self.options.retry)
 
-    def _lane_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | None:
-        assert self._lane is not None
-        lane: object = self._lane(*args, **kwargs)
-        if lane is None or isinstance(lane, str):
-            return lane
+    def _text_of(
+        self,
+        what: str,
+        fn: Callable[..., object],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+    ) -> str | None:
+        text = fn(*args, **kwargs)
+        if text is None or isinstance(text, str):
+            return text
         raise ConfigurationError(
-            f"task {self.name!r}: its lane= function gave {lane!r}, which is no text"
+            f"task {self.name!r}: its {what}= function gave {text!r}, which is no text"
         )
 
-    def _bind(self, template: Job, lane: Callable[..., str | None] | None) -> None:
+    def _bind(
+        self, template: Job, lane: Callable[..., str | None] | None, key: KeyOf | None
+    ) -> None:
         self._template = template
         self._lane = lane
-        self._plain = template.key is None and lane is None
-        self.needs = needs(template, lane=lane is not None)
+        self._key = key
+        self._plain = template.key is None and lane is None and key is None
+        self.needs = needs(template, lane=lane is not None, key=key is not None)
         if self.needs is not None:
             self.outlet.check(self.name, self.needs)
 

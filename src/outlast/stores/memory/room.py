@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from outlast.errors import KeyConflict, QueueFull
+from outlast.errors import KeyConflict, KeyRepeated, QueueFull
 from outlast.job import Added, Claim, Death, Depth, Failure, Job, Lost, Progress, Status, Verdict
 from outlast.limits import check_job
 from outlast.stores.memory.bell import Bell
@@ -22,6 +22,17 @@ if TYPE_CHECKING:
     from outlast.stores.memory.order import Line, Row
 
 __all__ = ["Room"]
+
+
+class _Plan:
+    """What one ``add`` is going to do: nothing is changed before all of it is known to be right."""
+
+    def __init__(self) -> None:
+        self.fresh: dict[str, Job] = {}
+        self.keys: dict[tuple[str | None, str], KeyEntry] = {}
+        self.replaced: list[str] = []
+        self.steps: list[tuple[Job, str | None]] = []
+        """In order: jobs to be stored, each with the holder of its key that it takes over from."""
 
 
 class Room:
@@ -39,21 +50,23 @@ class Room:
 
     def add(self, jobs: Sequence[Job], capacity: int | None, now: float) -> list[Added]:
         """Store all of them, or raise and store none."""
-        fresh: dict[str, Job] = {}
-        keys: dict[tuple[str | None, str], KeyEntry] = {}
+        plan = _Plan()
         answers: list[Added] = []
         for job in jobs:
             check_job(job)
-            answer = self._standing(job, fresh, keys, now)
-            answers.append(answer)
-            if answer.created:
-                fresh[job.id] = job
-                if job.key is not None:
-                    keys[job.task, job.key] = KeyEntry(job.id, job.digest)
+            answers.append(self._standing(job, plan, now))
         if capacity is not None:
-            self._check_capacity(fresh, capacity)
-        for job in fresh.values():
-            self.table.insert(job, now)
+            self._check_capacity(plan, capacity)
+        for job, holder in plan.steps:
+            if holder is None:
+                self.table.insert(job, now)
+            elif job.on_repeat == "replace":
+                failure = Failure(kind="cancelled", message=f"replaced by job {job.id}")
+                self.table.end(self.table.rows[holder], Status.CANCELLED, now, failure)
+                self.table.insert(job, now)
+            else:
+                row = self.table.rows[holder]
+                self.table.renew_call(row, job, now, due=job.on_repeat == "debounce")
         return answers
 
     def claim(
@@ -189,39 +202,66 @@ class Room:
                 moments += [top[0][0] for top in tops if top is not None]
         return min(moments, default=None)
 
-    def _standing(
-        self,
-        job: Job,
-        fresh: dict[str, Job],
-        keys: dict[tuple[str | None, str], KeyEntry],
-        now: float,
-    ) -> Added:
+    def _standing(self, job: Job, plan: _Plan, now: float) -> Added:
         """What stands in a new job's place already: in the store, or earlier in its batch."""
         row = self.table.rows.get(job.id)
-        twin = fresh.get(job.id) if row is None else row.job
+        twin = plan.fresh.get(job.id) if row is None else row.job
         if twin is not None:
             same = (job.queue, job.task, job.payload) == (twin.queue, twin.task, twin.payload)
             return Added(job.id, created=False, conflict=not same)
         if job.key is not None:
-            entry = self.table.key(job.task, job.key, now) or keys.get((job.task, job.key))
+            entry = plan.keys.get((job.task, job.key)) or self.table.key(job.task, job.key, now)
             if entry is not None:
-                if entry.digest != job.digest:
-                    raise KeyConflict(
-                        f"key {job.key!r} of task {job.task!r} belongs to job {entry.id}, which "
-                        f"has other arguments; nothing was stored"
-                    )
-                return Added(entry.id, created=False)
+                return self._repeated(job, entry, plan)
+            plan.keys[job.task, job.key] = KeyEntry(job.id, job.digest)
+        plan.fresh[job.id] = job
+        plan.steps.append((job, None))
         return Added(job.id)
+
+    def _repeated(self, job: Job, entry: KeyEntry, plan: _Plan) -> Added:
+        """What becomes of a job whose key another one holds. Changes the plan alone."""
+        assert job.key is not None
+        if job.on_repeat == "raise" and entry.id != job.id:
+            raise KeyRepeated(
+                f"key {job.key!r} of task {job.task!r} is held by job {entry.id}; nothing was "
+                "stored",
+                entry.id,
+            )
+        if job.on_repeat in ("replace", "debounce", "throttle") and self._waits(entry, plan):
+            plan.steps.append((job, entry.id))
+            if job.on_repeat == "replace":
+                plan.fresh[job.id] = job
+                plan.replaced.append(entry.id)
+            holder = job.id if job.on_repeat == "replace" else entry.id
+            plan.keys[job.task, job.key] = KeyEntry(holder, job.digest)
+            return Added(holder, created=holder == job.id)
+        if entry.digest != job.digest:
+            raise KeyConflict(
+                f"key {job.key!r} of task {job.task!r} belongs to job {entry.id}, which "
+                f"has other arguments; nothing was stored"
+            )
+        return Added(entry.id, created=False)
+
+    def _waits(self, entry: KeyEntry, plan: _Plan) -> bool:
+        """Whether the holder of a key is queued and was never started."""
+        if entry.id in plan.fresh:
+            return True
+        row = self.table.rows.get(entry.id)
+        return row is not None and row.job.status is Status.QUEUED and row.job.attempt == 0
 
     def _is_new(self, job: Job, now: float) -> bool:
         if job.id in self.table.rows:
             return False
         return job.key is None or self.table.key(job.task, job.key, now) is None
 
-    def _check_capacity(self, fresh: dict[str, Job], capacity: int) -> None:
-        for queue, more in Counter(job.queue for job in fresh.values()).items():
+    def _check_capacity(self, plan: _Plan, capacity: int) -> None:
+        added = Counter(job.queue for job in plan.fresh.values())
+        for id_ in plan.replaced:
+            holder = plan.fresh.get(id_) or self.table.rows[id_].job
+            added[holder.queue] -= 1
+        for queue, more in added.items():
             queued = sum(line.counts[Status.QUEUED] for line in self.table.queues.get(queue, ()))
-            if queued + more > capacity:
+            if more > 0 and queued + more > capacity:
                 raise QueueFull(f"queue {queue!r} holds {queued} of {capacity} jobs")
 
     def _claimable(

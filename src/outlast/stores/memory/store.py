@@ -42,6 +42,7 @@ class MemoryStore:
         Feature.DELAY
         | Feature.PRIORITY
         | Feature.KEYS
+        | Feature.REPEATS
         | Feature.RESULTS
         | Feature.INSPECT
         | Feature.LANES

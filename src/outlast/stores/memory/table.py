@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from heapq import heappop, heappush
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -70,6 +70,7 @@ class Table:
             key=job.key,
             digest=job.digest,
             keep_key=job.keep_key,
+            key_queued=job.key_queued,
             keep=job.keep,
             lane=job.lane,
             created_at=now,
@@ -106,6 +107,8 @@ class Table:
         )
         row.receipt = receipt
         row.lease = lease
+        if job.key_queued:
+            self.drop_key(job)
         self.leases.push((lease, row.seq), row)
         self.running[worker][job.id] = row
         if row.lane is not None:
@@ -168,6 +171,18 @@ class Table:
             row.lane.live += 1
         if job.key is not None:
             self.keys[job.task, job.key] = KeyEntry(job.id, job.digest)
+        self._put(row, now)
+
+    def renew_call(self, row: Row, job: Job, now: float, *, due: bool) -> None:
+        """A queued job that was never started becomes the call that ``job`` is; with its time?"""
+        row.line.take_out(row)
+        fields: dict[str, Any] = {name: getattr(job, name) for name in _OF_CALL}
+        if due:
+            fields["run_at"] = now + job.delay if job.delay else job.run_at
+            fields["expires_at"] = job.expires_at if job.ttl is None else now + job.ttl
+        row.job = replace(row.job, **fields)
+        if job.key is not None:
+            self.keys[job.task, job.key] = KeyEntry(row.job.id, job.digest)
         self._put(row, now)
 
     def remove(self, row: Row) -> None:
@@ -300,6 +315,13 @@ class Table:
     def _free(self, lane: Lane) -> None:
         for queue in lane.let_go():
             self.bell.ring(("news", queue))
+
+
+_OF_CALL = (
+    "payload", "codec", "headers", "digest", "timeout", "max_attempts", "max_crashes", "keep",
+    "keep_key", "key_queued",
+)  # fmt: skip
+"""What a call brings with it, but for its time, its place and its id."""
 
 
 def _due(pile: Pile, now: float) -> Row | None:

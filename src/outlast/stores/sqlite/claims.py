@@ -10,6 +10,7 @@ import msgspec
 
 from outlast.job import Claim, Failure, Status
 from outlast.stores.sqlite.bell import ROOM, WORK
+from outlast.stores.sqlite.keys import let_go
 from outlast.stores.sqlite.rows import (
     DAMAGE,
     HEAD,
@@ -265,6 +266,8 @@ def _read(moves: Moves, token: bytes, now: float, worker: str, claims: list[Clai
             continue
         usual = usual and tail is None
         claims.append(Claim(job, token + seq.to_bytes(8, "big")))
+        if job.key_queued:
+            let_go(moves, claims[-1:])
     for line, number in counts.items():
         moves.moved(line, READY, RUNNING, number)
     if damaged:

@@ -6,10 +6,11 @@ import asyncio
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from outlast.errors import KeyConflict, SchemaMismatch
+from outlast.errors import SchemaMismatch
 from outlast.job import DAY, Added, Failure
 from outlast.stores.sqlite import schema
 from outlast.stores.sqlite.bell import ENDED, ROOM, WORK
+from outlast.stores.sqlite.keys import answer_keyed
 from outlast.stores.sqlite.rows import crc, dump, fetch, option, opts_of
 from outlast.stores.sqlite.schema import CANCELLED, DEAD, DONE, HELD, READY, RUNNING, WAITING
 
@@ -43,16 +44,6 @@ _ANY = (
     " priority, rank, due, key, lane, expires_at) VALUES"
 )
 _ONCE = " ON CONFLICT (id, space) DO NOTHING"
-_TAKE_KEYS = "INSERT INTO keys (space, task, key, job, digest) VALUES"
-_IF_FREE = (
-    " ON CONFLICT (space, task, key) DO UPDATE SET job = excluded.job, digest = excluded.digest,"
-    " until = NULL WHERE keys.until <= ?"
-)
-_KEYS = "WITH v (task, key) AS (VALUES"
-_HOLDERS = (
-    ") SELECT k.task, k.key, k.job, k.digest, k.until FROM v JOIN keys k"
-    " ON k.space = ? AND k.task = +v.task AND k.key = +v.key"
-)
 _FREE_KEYS = "WITH v (task, key, job, until) AS (VALUES"
 _AT_THEIR_END = (
     ") UPDATE keys SET until = v.until FROM v WHERE keys.space = ? AND keys.task = +v.task"
@@ -271,12 +262,17 @@ class Moves:
     def _add(
         self, jobs: Sequence[Job], *, capacity: int | None = None, lenient: bool = False
     ) -> list[Added]:
+        if len(jobs) > 1 and any(job.on_repeat != "first" for job in jobs):
+            return self._one_by_one(jobs, capacity, lenient=lenient)
         answers: list[Added | None] = [None] * len(jobs)
         if self.careful or capacity is not None:
             self._answer_known(jobs, answers)
         if any(job.key is not None for job in jobs):
-            self._answer_keyed(jobs, answers, lenient=lenient)
-        fresh = [job for job, answer in zip(jobs, answers, strict=True) if answer is None]
+            self.flush()
+            if not answer_keyed(self, jobs, answers, lenient=lenient):
+                raise Careful
+        pairs = zip(jobs, answers, strict=True)
+        fresh = [job for job, answer in pairs if answer is None or answer.created]
         full = None if capacity is None else self._overflow(fresh, capacity)
         if full:
             raise asyncio.QueueFull(full)
@@ -285,6 +281,30 @@ class Moves:
         if fresh:
             self.tell(WORK)
         return [answer or Added(job.id) for job, answer in zip(jobs, answers, strict=True)]
+
+    def _one_by_one(
+        self, jobs: Sequence[Job], capacity: int | None, *, lenient: bool
+    ) -> list[Added]:
+        """Each may find what the one before it has left; all or none of them."""
+        self.flush()
+        self.connection.execute("SAVEPOINT repeats")
+        try:
+            return [
+                answer
+                for job in jobs
+                for answer in self._add([job], capacity=capacity, lenient=lenient)
+            ]
+        except BaseException:
+            self.undo("repeats")
+            raise
+        finally:
+            self.connection.execute("RELEASE repeats")
+
+    def undo(self, name: str) -> None:
+        """Back to a savepoint, at which all counts were written; a line new since is gone."""
+        self.connection.execute(f"ROLLBACK TO {name}")
+        self._deltas.clear()
+        self._forget_lines()
 
     def _answer_known(self, jobs: Sequence[Job], answers: list[Added | None]) -> None:
         wanted = dump([job.id for job in jobs]).decode()
@@ -295,54 +315,6 @@ class Moves:
                 answers[index] = Added(job.id, False, known[job.id] & _SAME_JOB != mark)
             else:
                 known[job.id] = mark
-
-    def _answer_keyed(
-        self, jobs: Sequence[Job], answers: list[Added | None], *, lenient: bool
-    ) -> None:
-        mine = [i for i, job in enumerate(jobs) if job.key is not None and answers[i] is None]
-        if not mine:
-            return
-        self.connection.execute("SAVEPOINT keyed")
-        holders = self._take_keys([jobs[i] for i in mine])
-        for i in mine:
-            job = jobs[i]
-            holder, digest, until = holders[job.task or "", job.key or ""]
-            if holder == job.id and until is None:
-                continue
-            if not self.careful:
-                # It may be stored already, under a key that is another's since: ids come first.
-                raise Careful
-            if digest != job.digest and not lenient:
-                self.connection.execute("ROLLBACK TO keyed")
-                self.connection.execute("RELEASE keyed")
-                raise KeyConflict(
-                    f"key {job.key!r} of task {job.task} belongs to job {holder}, which has other"
-                    " arguments; use another key, or the same arguments"
-                )
-            answers[i] = Added(holder, False)
-        self.connection.execute("RELEASE keyed")
-
-    def _take_keys(
-        self, jobs: Sequence[Job]
-    ) -> dict[tuple[str, str], tuple[str, bytes, float | None]]:
-        """Let the constraint decide who holds each key, then read who does.
-
-        With a moment, the holder has ended and is remembered until then; it may be gone itself.
-        """
-        self.values(
-            _TAKE_KEYS,
-            _IF_FREE,
-            [(self.space, job.task or "", job.key, job.id, job.digest) for job in jobs],
-            (self.clock.now(),),
-        )
-        holders: dict[tuple[str, str], tuple[str, bytes, float | None]] = {}
-        for at in range(0, len(jobs), 256):
-            pairs = [(job.task or "", job.key) for job in jobs[at : at + 256]]
-            text = _KEYS + ",".join(["(?,?)"] * len(pairs)) + _HOLDERS
-            flat = [value for pair in pairs for value in pair]
-            found = self.connection.execute(text, [*flat, self.space])
-            holders.update({(task, key): tuple(holder) for task, key, *holder in found})
-        return holders
 
     def _insert_alike(self, jobs: Sequence[Job]) -> int:
         """The rows of jobs that differ in nothing but id and payload; how many were new."""

@@ -138,6 +138,8 @@ def opts_of(job: Job) -> str | None:
         found["headers"] = dict(job.headers)
     if job.key is not None:
         found["digest"] = job.digest.hex()
+        if job.key_queued:
+            found["key_queued"] = True
     return dump(found).decode()
 
 

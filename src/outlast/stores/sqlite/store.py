@@ -57,16 +57,7 @@ _HOUR = 3600.0
 class SqliteStore:
     """Jobs in one file on this machine."""
 
-    features = (
-        Feature.DELAY
-        | Feature.PRIORITY
-        | Feature.KEYS
-        | Feature.RESULTS
-        | Feature.INSPECT
-        | Feature.LANES
-        | Feature.CAPACITY
-        | Feature.PUSH
-    )
+    features = ~(Feature.STEPS | Feature.JOIN)
 
     def __init__(
         self,

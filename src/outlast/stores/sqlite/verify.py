@@ -70,7 +70,8 @@ _QUESTIONS = (
     (
         "SELECT j.seq FROM jobs j JOIN lines l ON l.id = j.line LEFT JOIN keys k"
         " ON k.space = j.space AND k.task = ifnull(l.task, '') AND k.key = j.key"
-        " WHERE j.key IS NOT NULL AND j.state < 4 AND k.job IS NOT j.id",
+        " WHERE j.key IS NOT NULL AND j.state < 4 AND k.job IS NOT j.id"
+        """ AND j.opts NOT LIKE '%"key_queued":true%'""",
         "are live and don't hold their key",
     ),
     (
