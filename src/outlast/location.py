@@ -48,8 +48,6 @@ def pin(url: str, durability: Durability | None) -> str:
     A program that changes its folder later must not get a second, empty store. Raises
     ``ConfigurationError`` if no store can be at that URL, or if it asks for another durability.
     """
-    if not isinstance(url, str):
-        raise ConfigurationError(f"a store URL is a text, not {type(url).__name__}")
     address = parse(url)
     if durability is not None and address.durability not in (None, durability):
         raise ConfigurationError(

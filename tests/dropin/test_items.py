@@ -188,6 +188,23 @@ async def test_a_codec_of_ones_own(ours: Queues) -> None:
     queue.task_done()
 
 
+class Wrong:
+    name = "wrong"
+
+    def encode(self, item: object) -> bytes:
+        return "text"  # type: ignore[return-value]
+
+    def decode(self, data: bytes) -> object:
+        return data
+
+
+async def test_a_codec_that_makes_no_bytes(ours: Queues) -> None:
+    queue = ours.queue(codec=Wrong())
+    with pytest.raises(EncodeError, match="codec 'wrong' made str of the item, not bytes"):
+        await queue.put(1)
+    assert queue.empty()
+
+
 async def test_what_nobody_can_read_is_buried_and_the_rest_goes_on(
     ours: Queues, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from types import GenericAlias
 from typing import TYPE_CHECKING, Any
 
@@ -81,13 +82,24 @@ async def test_a_consumer_may_put_into_the_queue_that_it_takes_from(queues: Queu
     await asyncio.wait_for(queue.join(), 60)
 
 
-@pytest.mark.parametrize("size", [0, -1])
+@pytest.mark.parametrize("size", [0, -1, math.inf, math.nan])
 async def test_no_limit(queues: Queues, size: int) -> None:
     queue = queues.queue(size)
     for number in range(20):
         queue.put_nowait(number)
+    await queue.put(20)
     assert not queue.full()
-    assert queue.qsize() == 20
+    assert queue.qsize() == 21
+
+
+async def test_a_limit_that_is_no_whole_number(queues: Queues) -> None:
+    queue = queues.queue(2.5)  # type: ignore[arg-type]
+    for number in range(3):
+        assert not queue.full()
+        await queue.put(number)
+    assert queue.full()
+    with pytest.raises(asyncio.QueueFull):
+        queue.put_nowait(3)
 
 
 async def test_put_waits_for_room(queues: Queues) -> None:

@@ -145,8 +145,18 @@ class Colour(Enum):
     ids=lambda value: type(value).__name__,
 )  # fmt: skip
 def test_what_has_no_order_is_a_type_error(value: object) -> None:
-    with pytest.raises(TypeError):
+    with pytest.raises(TypeError) as caught:
         rank(value)
+    assert caught.type is TypeError, "no class that users can't name"
+
+
+def test_what_nests_too_deep_or_is_too_long_is_a_type_error() -> None:
+    endless: list[Any] = [1]
+    endless.insert(0, endless)
+    with pytest.raises(TypeError, match="nests too deep"):
+        rank(endless)
+    with pytest.raises(TypeError, match=r"str has an order of 1048578 bytes.*key="):
+        rank("x" * (1 << 20))
 
 
 def test_the_error_names_the_way_out() -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.dropin.steps import Queues, until
@@ -13,9 +15,6 @@ from tests.fakes import FakeClock
 
 import outlast
 from outlast.errors import ConfigurationError, StoreClosed
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def make(ours: Queues, maxsize: int = 0, **options: Any) -> outlast.Queue[Any]:
@@ -39,12 +38,54 @@ def test_bad_names(name: Any) -> None:
         outlast.Queue(name=name, url="memory://")
 
 
+class NoDecode:
+    name = "mine"
+
+    def encode(self, item: Any) -> bytes:
+        return b""
+
+
+class NoName(NoDecode):
+    name = None  # type: ignore[assignment]
+
+    def decode(self, data: bytes) -> Any:
+        return None
+
+
 @pytest.mark.parametrize(
-    "options", [{"ack": "never"}, {"commit": "later"}, {"max_crashes": 0}, {"url": "mysql://x"}]
+    ("options", "words"),
+    [
+        ({"ack": "never"}, "'done' or 'get'"),
+        ({"commit": "later"}, "'group' or 'each'"),
+        ({"max_crashes": 0}, "at least 1"),
+        ({"max_crashes": "3"}, "at least 1"),
+        ({"url": "mysql://x"}, "no store is called"),
+        ({"url": "postgresql://me:secret@host/db"}, "not in this version"),
+        ({"url": None}, "a URL is a text, not NoneType"),
+        ({"url": b"memory://"}, "a URL is a text, not bytes"),
+        ({"url": Path("jobs.db")}, "a URL is a text, not PosixPath"),
+        ({"namespace": None}, "namespace"),
+        ({"durability": "power"}, "Durability.POWER"),
+        ({"maxsize": None}, "maxsize None: use a number"),
+        ({"maxsize": "10"}, "maxsize '10': use a number"),
+        ({"codec": 5}, "codec 5 has no encode"),
+        ({"codec": NoDecode()}, "has no decode"),
+        ({"codec": NoName()}, "codec name None"),
+        ({"codec": NoDecode}, "give an object"),
+        ({"type": 5}, "can't be carried"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else next(iter(value)),
 )
-def test_bad_options(options: dict[str, Any]) -> None:
-    with pytest.raises(ConfigurationError):
-        outlast.Queue(**{"name": "x", "url": "memory://", **options})
+def test_bad_options(options: dict[str, Any], words: str) -> None:
+    for kind in (outlast.Queue, outlast.PriorityQueue, outlast.LifoQueue):
+        with pytest.raises(ConfigurationError, match=re.escape(words)) as caught:
+            kind(**{"name": "x", "url": "memory://", **options})
+        assert "secret" not in str(caught.value)
+
+
+def test_a_key_that_is_no_function() -> None:
+    with pytest.raises(ConfigurationError, match="use a function"):
+        outlast.PriorityQueue(name="x", url="memory://", key=5)  # type: ignore[arg-type]
 
 
 def test_without_a_url_it_is_a_file_in_the_current_folder(

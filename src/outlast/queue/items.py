@@ -10,12 +10,13 @@ from uuid import UUID
 import msgspec
 
 from outlast.codec import ItemCodec
-from outlast.errors import CodecError, DecodeError, EncodeError
+from outlast.errors import CodecError, ConfigurationError, DecodeError, EncodeError
+from outlast.limits import check_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Codec", "PlainCodec", "codec_for"]
+__all__ = ["Codec", "PlainCodec", "check_codec", "codec_for"]
 
 
 class Codec(Protocol):
@@ -31,6 +32,18 @@ class Codec(Protocol):
     def decode(self, data: bytes, /) -> Any:
         """The item. Whatever it raises buries the item, with its bytes."""
         ...
+
+
+def check_codec(codec: Codec) -> None:
+    """Refuse what is no codec, before the first item is put. Raises ``ConfigurationError``."""
+    if isinstance(codec, type):
+        raise ConfigurationError(
+            f"codec {codec.__qualname__} is a class: give an object, as in {codec.__qualname__}()"
+        )
+    for method in ("encode", "decode"):
+        if not callable(getattr(codec, method, None)):
+            raise ConfigurationError(f"codec {codec!r} has no {method}()")
+    check_name(getattr(codec, "name", None), "codec name")
 
 
 def codec_for(type: Any) -> Codec:
@@ -83,7 +96,8 @@ class PlainCodec:
         try:
             return self._plain(_tagged(item, DEPTH))
         except EncodeError as error:
-            raise EncodeError(f"{error} (a queue is told it as in Queue(type=Order))") from None
+            how = " (a queue is told it as in Queue(type=Order))"
+            raise EncodeError(f"{error}{how if 'annotate' in str(error) else ''}") from None
 
     def decode(self, data: bytes, /) -> Any:
         """The item; ``DecodeError``, which keeps the bytes, if they are not one."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, Generic, Literal, Required, TypedDict, TypeVar, Unpack
 
+from outlast.errors import ConfigurationError
 from outlast.queue.queue import Queue
 from outlast.queue.rank import kind, rank
 from outlast.queue.window import Lifo, Ranked
@@ -69,15 +70,17 @@ class PriorityQueue(Queue[T], asyncio.PriorityQueue[Any]):
         key: Callable[[T], Any] | None = None,
         **options: Unpack[Options[T]],
     ) -> None:
+        if key is not None and not callable(key):
+            raise ConfigurationError(f"key {key!r}: use a function, as for sorted")
         super().__init__(maxsize, **options)
         self._key = key
         self._kind = ""
 
     def _job(self, item: T) -> Job:
         ranked = rank(item if self._key is None else self._key(item))
-        payload = self._line.codec.encode(item)
+        job = self._line.job(item, ranked)
         self._check_kind(kind(ranked))
-        return self._line.job(payload, ranked)
+        return job
 
     def _check_kind(self, found: str) -> None:
         """Refuse what Python would not compare with the items put before, while any are left."""

@@ -9,11 +9,11 @@ import asyncio
 import logging
 import os
 import weakref
-from math import ceil
+from math import ceil, inf
 from typing import TYPE_CHECKING, Any, Literal
 
 from outlast import lifeline
-from outlast.errors import StoreError, StoreUnavailable, Unsupported
+from outlast.errors import EncodeError, StoreError, StoreUnavailable, Unsupported
 from outlast.job import DAY, Job, done
 from outlast.queue.holds import Holds
 from outlast.queue.intake import Intake
@@ -74,6 +74,8 @@ class Line:
         self.each = commit == "each"
         self.pays = ack == "get"
         self.maxsize = maxsize
+        # As asyncio's, which compares and nothing else: infinity and NaN are no limit either.
+        self.capacity = ceil(maxsize) if 0 < maxsize < inf else None
         # A store that can be called directly is on this machine, where the dead are seen at once.
         self._lease = LEASE if self.direct is None else DAY
         self._window = window
@@ -100,8 +102,8 @@ class Line:
         self.intake = Intake(self.store)
         self.supply = Supply(
             self.store, self.direct, self.name, self._new_worker(), self._window(), self.codec,
-            self.settling, self._clock, lease=self._lease, exact=self.maxsize > 0, pay=self.pays,
-            alive=self._alive,
+            self.settling, self._clock, lease=self._lease, exact=self.capacity is not None,
+            pay=self.pays, alive=self._alive,
         )  # fmt: skip
         self._opening: asyncio.Task[None] | None = None
         self._renewer: asyncio.Task[None] | None = None
@@ -198,8 +200,13 @@ class Line:
 
     # -- items
 
-    def job(self, payload: bytes, rank: bytes) -> Job:
+    def job(self, item: Any, rank: bytes) -> Job:
         """The stored form of an item. It leaves no trace once it is done."""
+        payload = self.codec.encode(item)
+        if payload.__class__ is not bytes:
+            raise EncodeError(
+                f"codec {self.codec.name!r} made {type(payload).__name__} of the item, not bytes"
+            )
         return Job(
             id=self._chance.uuid7(), queue=self.name, payload=payload, codec=self.codec.name,
             rank=rank, keep=0.0, max_crashes=self._max_crashes,
@@ -223,8 +230,9 @@ class Line:
         return queued + len(self.supply.window)
 
     def room(self, depth: Depth) -> int:
-        """How many more may wait, given what the store says; there has to be a ``maxsize``."""
-        return ceil(self.maxsize) - depth.queued - len(self.supply.window) - self.sending
+        """How many more may wait, given what the store says; there has to be a limit."""
+        assert self.capacity is not None
+        return self.capacity - depth.queued - len(self.supply.window) - self.sending
 
     def shown(self) -> list[Any]:
         """The first items, as far as they are known here."""

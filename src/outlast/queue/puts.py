@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from math import ceil
 from typing import TYPE_CHECKING, Any
 
 from outlast.errors import QueueFull, QueueShutDown
@@ -27,11 +26,8 @@ class Puts:
 
     def full(self) -> bool:
         """Whether there is no room."""
-        return (
-            self._line.maxsize > 0
-            and not self._pump.ended
-            and self._line.size() >= self._line.maxsize
-        )
+        limit = self._line.capacity
+        return limit is not None and not self._pump.ended and self._line.size() >= limit
 
     async def put(self, job: Job, item: Any, bind: Bind) -> None:
         """Store an item when there is room."""
@@ -45,7 +41,7 @@ class Puts:
         self.check_shut()
         if not line.opened:
             await line.open()
-        if self._line.maxsize > 0:
+        if line.capacity is not None:
             await self._put_in_turn(job, bind)
         else:
             await line.intake.add([job])
@@ -71,7 +67,7 @@ class Puts:
         turn = self._pump.putters.turn()
         while jobs:
             size = len(jobs)
-            if self._line.maxsize > 0:
+            if line.capacity is not None:
                 while (room := await self._room()) <= 0:
                     await self._wait(turn, bind)
                 size = min(size, room)
@@ -138,6 +134,5 @@ class Puts:
 
     def _capacity(self) -> int | None:
         """What may wait in the store, given what waits in memory."""
-        if self._line.maxsize <= 0:
-            return None
-        return ceil(self._line.maxsize) - len(self._line.supply.window)
+        limit = self._line.capacity
+        return None if limit is None else limit - len(self._line.supply.window)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import weakref
+from math import inf
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from outlast.chance import SystemChance
@@ -12,7 +13,7 @@ from outlast.errors import ConfigurationError, JobNotFound, Unsupported
 from outlast.job import Status
 from outlast.limits import check_name
 from outlast.queue.gets import Gets
-from outlast.queue.items import codec_for
+from outlast.queue.items import check_codec, codec_for
 from outlast.queue.line import SHOWN, Line
 from outlast.queue.pump import Pump
 from outlast.queue.puts import Puts
@@ -93,12 +94,14 @@ class Queue(asyncio.Queue[T]):
         chance: Chance | None = None,
     ) -> None:
         check_name(name, "queue name")
-        _check_options(ack, commit, max_crashes)
+        _check_options(maxsize, ack, commit, max_crashes)
+        if codec is not None:
+            check_codec(codec)
         clock, chance = clock or SystemClock(), chance or SystemChance()
         store = connect(url, namespace=namespace, durability=durability, clock=clock, chance=chance)
         if commit == "each" and not isinstance(store, Direct):
             raise Unsupported(f"{store.url} can only be awaited: use commit='group'")
-        needs = self._needs | (Feature.CAPACITY if maxsize > 0 else Feature(0))
+        needs = self._needs | (Feature.CAPACITY if 0 < maxsize < inf else Feature(0))
         if missing := needs & ~store.features:
             raise Unsupported(f"{store.url} has no {missing.name}, which this queue needs")
         self._line = Line(
@@ -188,7 +191,7 @@ class Queue(asyncio.Queue[T]):
         await self._puts.put_many([self._job(item) for item in listed], listed, self._bind)
 
     def _job(self, item: T) -> Job:
-        return self._line.job(self._line.codec.encode(item), b"")
+        return self._line.job(item, b"")
 
     # -- getting
 
@@ -387,10 +390,12 @@ def _caller() -> asyncio.Task[Any] | None:
         return None
 
 
-def _check_options(ack: str, commit: str, max_crashes: int | None) -> None:
+def _check_options(maxsize: object, ack: str, commit: str, max_crashes: object) -> None:
+    if not isinstance(maxsize, (int, float)):
+        raise ConfigurationError(f"maxsize {maxsize!r}: use a number, 0 for no limit")
     if ack not in ("done", "get"):
         raise ConfigurationError(f"ack {ack!r}: use 'done' or 'get'")
     if commit not in ("group", "each"):
         raise ConfigurationError(f"commit {commit!r}: use 'group' or 'each'")
-    if max_crashes is not None and max_crashes < 1:
+    if max_crashes is not None and not (isinstance(max_crashes, int) and max_crashes >= 1):
         raise ConfigurationError(f"max_crashes {max_crashes!r}: use at least 1, or None")

@@ -25,6 +25,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from outlast.codec.limits import MAX_BYTES
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
@@ -59,13 +61,21 @@ def rank(value: object) -> bytes:
     Datetimes with a zone compare as moments. (Python compares two of the very same zone by their
     wall clock instead, which differs only across a change of summer time.)
 
-    Raises ``TypeError`` for everything else, NaN included.
+    Raises ``TypeError`` for everything else, NaN included, and for what makes a rank that is longer
+    than an item may be.
     """
     try:
-        encode = _ENCODERS.get(value.__class__) or _encoder(value)
+        ranked = (_ENCODERS.get(value.__class__) or _encoder(value))(value)
     except _Unordered as error:
         raise TypeError(str(error)) from None
-    return encode(value)
+    except RecursionError:
+        raise TypeError(f"{_name(value)} nests too deep to be ordered") from None
+    if len(ranked) > MAX_BYTES:
+        raise TypeError(
+            f"{_name(value)} has an order of {len(ranked)} bytes, more than the limit of "
+            f"{MAX_BYTES}: give the queue a key="
+        )
+    return ranked
 
 
 def kind(ranked: bytes) -> str:
@@ -77,11 +87,14 @@ class _Unordered(TypeError):
     """A value that has no rank."""
 
 
+def _name(value: object) -> str:
+    return type(value).__qualname__
+
+
 def _unordered(value: object) -> _Unordered:
-    name = type(value).__qualname__
     return _Unordered(
-        f"{name} has no order that can be stored: put numbers, text, bytes, dates, tuples of these "
-        f"or dataclasses with order=True, or give the queue a key="
+        f"{_name(value)} has no order that can be stored: put numbers, text, bytes, dates, tuples "
+        f"of these or dataclasses with order=True, or give the queue a key="
     )
 
 

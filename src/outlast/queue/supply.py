@@ -199,7 +199,8 @@ class Supply:
         claims = flight.result()
         self._landed = self.moved = self._clock.monotonic()
         if claims:
-            mean = sum(len(claim.job.payload) for claim in claims) / len(claims)
+            jobs = [claim.job for claim in claims]
+            mean = sum(len(job.payload) + len(job.rank) for job in jobs) / len(jobs)
             self._size = (self._size + mean) / 2
         entries = [entry for claim in claims if (entry := self._decoded(claim)) is not None]
         if self._pay and entries:

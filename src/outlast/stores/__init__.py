@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING
 
 from outlast.errors import ConfigurationError
 from outlast.limits import check_name
+from outlast.store import Durability
 from outlast.stores.urls import parse, redact
 
 if TYPE_CHECKING:
     from outlast.chance import Chance
     from outlast.clock import Clock
-    from outlast.store import Durability, Store
+    from outlast.store import Store
 
 __all__ = ["connect", "redact"]
 
@@ -37,6 +38,10 @@ def connect(
     """
     address = parse(url)
     check_name(namespace, "namespace")
+    if durability is not None and not isinstance(durability, Durability):
+        raise ConfigurationError(
+            f"durability {durability!r}: use outlast.Durability.POWER or its like"
+        )
     required = address.durability
     if durability is not None and required not in (None, durability):
         raise ConfigurationError(

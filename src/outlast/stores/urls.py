@@ -48,6 +48,8 @@ def redact(url: str) -> str:
 
 def parse(url: str) -> Address:
     """Read a URL. Raises ``ConfigurationError``, which says what was found and what to write."""
+    if not isinstance(url, str):
+        raise ConfigurationError(f"a URL is a text, not {type(url).__name__}: use {_EXAMPLES}")
     if not url.strip():
         raise ConfigurationError(f"no store URL was given: use {_EXAMPLES}")
     match = _SCHEME.match(url)
