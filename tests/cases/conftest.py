@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "/cases/" in str(item.path):
-            item.add_marker(pytest.mark.timeout(3600 if FULL else 60))
+            item.add_marker(pytest.mark.timeout(3600 if FULL else 360))
 
 
 @pytest.fixture
