@@ -49,6 +49,14 @@ async def test_wakes_for_a_new_job(store: FullStore, place: Place) -> None:
         assert len(await take(store)) == 1
 
 
+async def test_wakes_for_jobs_that_come_together(store: FullStore, place: Place) -> None:
+    for handle in (store, await place.open()):
+        task = await idle(store)
+        await asyncio.gather(*(add(handle, job()) for _ in range(5)))
+        await soon(task)
+        assert len(await take(store)) == 5
+
+
 async def test_wakes_for_one_of_several_queues(store: FullStore) -> None:
     task = await idle(store, queues=["a", "b"])
     await add(store, job(queue="b"))

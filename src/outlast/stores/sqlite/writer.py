@@ -244,6 +244,8 @@ class Writer:
                         # Refused before anything was written: the others are not concerned.
                         op.error = error
                     done |= moves.take_news()
+                # What was merged has told its news though no call was left to be done for it.
+                done |= moves.take_news()
                 moves.finish()
                 self._connection.execute("COMMIT")
                 break
