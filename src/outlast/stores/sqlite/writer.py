@@ -26,11 +26,11 @@ from outlast.errors import (
     StoreUnavailable,
 )
 from outlast.limits import are_alike
+from outlast.stores.replies import deliver
 from outlast.stores.sqlite import schema
 from outlast.stores.sqlite.faults import OF_ONE_CALL, UNREADABLE, Doubtful, is_full, mapped
 from outlast.stores.sqlite.forks import Gate
 from outlast.stores.sqlite.moves import Careful, Moves
-from outlast.stores.sqlite.op import deliver
 from outlast.stores.sqlite.turn import Turn
 
 if TYPE_CHECKING:
