@@ -30,6 +30,7 @@ milliseconds. This module imports next to nothing, because the supervisor is to 
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import re
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
 
     from outlast.job import Death
 
-__all__ = ["Lifeline", "SupervisorLock", "adopt", "dead", "forget", "write_cause"]
+__all__ = ["BALLAST", "Lifeline", "SupervisorLock", "adopt", "dead", "forget", "write_cause"]
 
 _HEADER = struct.Struct("<8sQ40sIB3xii128p128p")
 _HEADER_SIZE = 512
@@ -57,6 +58,9 @@ _MAGIC = b"OUTLIFE1"
 _FREE, _BESIDE, _ALONE, _RETURNED = range(4)
 _OVERFLOWED, _CAUSE_KNOWN, _NO_BLAME = 1, 2, 4
 _GOOD_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,99}")
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+BALLAST = "ballast"
+"""A file in the same folder that is given up when a full disk has no room for a life sign."""
 TRIES = 300
 """How often, a millisecond apart, to try for a new file before its name counts as taken."""
 ID_BYTES = 128
@@ -90,23 +94,52 @@ class Lifeline:
     def hold(self) -> None:
         """Create and lock the file: from here on this worker counts as alive.
 
-        Raises ``ConfigurationError`` if the id is in use or was, and ``OSError``.
+        Raises ``ConfigurationError`` if the id is in use or was, ``StoreFull`` if there is no room,
+        and ``OSError``.
         """
-        fd = _create_locked(self.path)
         try:
-            if os.fstat(fd).st_size:
-                raise _taken_id(self.path)
-            os.write(fd, _header(self._slots))
-            os.ftruncate(fd, _HEADER_SIZE + self._slots * _SLOT.size)
-            self._map = mmap.mmap(fd, 0)
-        except BaseException:
-            os.close(fd)
-            raise
-        self._fd = fd
+            self._make()
+        except OSError as error:
+            if error.errno not in _NO_SPACE:
+                raise
+            self._make_in_place_of_the_ballast()
         if hasattr(os, "register_at_fork"):
             # A forked child shares the lock, and would keep us alive beyond our death.
             drop = weakref.WeakMethod(self._drop)
             os.register_at_fork(after_in_child=lambda: (drop() or _nothing)())
+
+    def _make(self) -> None:
+        fd = _create_locked(self.path)
+        if os.fstat(fd).st_size:
+            os.close(fd)
+            raise _taken_id(self.path)
+        try:
+            os.write(fd, _header(self._slots))
+            size = _HEADER_SIZE + self._slots * _SLOT.size
+            if hasattr(os, "posix_fallocate"):
+                # Written through the map, a hole that the disk has no room for would kill us.
+                os.posix_fallocate(fd, 0, size)
+            os.ftruncate(fd, size)
+            self._map = mmap.mmap(fd, 0)
+        except BaseException:
+            _close_and_remove(fd, self.path)
+            raise
+        self._fd = fd
+
+    def _make_in_place_of_the_ballast(self) -> None:
+        """A worker that can't work would leave what was accepted for the disk to be freed."""
+        from outlast.errors import StoreFull
+
+        folder = os.path.dirname(self.path)
+        try:
+            os.unlink(os.path.join(folder, BALLAST))
+            self._make()
+        except OSError as error:
+            if error.errno not in (*_NO_SPACE, errno.ENOENT):
+                raise
+            raise StoreFull(
+                f"the disk has no room left for a worker's life sign in {folder}; free a few MiB"
+            ) from error
 
     def mark_started(self, id: str, alone: bool) -> None:
         """Say that a job's function is about to be entered."""

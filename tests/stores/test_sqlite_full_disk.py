@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import resource
+import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +18,7 @@ from tests.stores.children import Child, listen, say
 
 from outlast.errors import EnqueueUncertain, StoreFull, StoreUnavailable
 from outlast.job import Status, done
+from outlast.lifeline import BALLAST, Lifeline, dead
 from outlast.store import Durability
 from outlast.stores.sqlite import files, writer
 from outlast.stores.sqlite.store import SqliteStore
@@ -290,4 +293,89 @@ def test_a_disk_without_a_byte_free_can_still_be_opened(tmp_path: Path) -> None:
     """SQLite wants room for its shared memory even to look: the ballast gives it."""
     with Child(open_without_a_byte, before=OWN_MOUNTS, point=str(tmp_path / "small")) as child:
         assert child.hear(30) == [100, 0, 0, False]
+        child.end()
+
+
+def hold_a_life_sign_without_a_byte(point: str) -> None:
+    mount(point, "size=40m")
+    store = ram_store(point)
+    store.open_now()
+    folder = files.companion(store.path)
+    fill_up(point)
+    line = Lifeline(folder, "with-the-ballast", 5000)
+    line.hold()
+    say((folder / BALLAST).exists())
+    fill_up(point)
+    # Every mark there is: in a hole of the file, the first of them would be our end.
+    for number in range(5000):
+        line.mark_started(f"{number:0128}", False)
+    say(os.statvfs(point).f_bavail)
+    other = Lifeline(folder, "without-a-ballast", 5000)
+    try:
+        other.hold()
+    except StoreFull as error:
+        say([str(error), other.path, os.path.exists(other.path)])
+    Path(f"{point}/filler").unlink()
+    other.hold()
+    say(len(dead(folder)))
+    store.close_now()
+
+
+@pytest.mark.needs("cut")
+def test_a_worker_has_a_life_sign_on_a_disk_without_a_byte_free(tmp_path: Path) -> None:
+    point = str(tmp_path / "small")
+    with Child(hold_a_life_sign_without_a_byte, before=OWN_MOUNTS, point=point) as child:
+        assert child.hear(30) is False, "it is made of what the ballast gave up"
+        assert child.hear() == 0
+        message, path, left = child.hear()
+        assert message.startswith("the disk has no room left for a worker's life sign in")
+        assert message.endswith("free a few MiB")
+        assert os.path.dirname(path) in message
+        assert left is False
+        assert child.hear() == 0
+        child.end()
+
+
+PROGRAM = """
+from outlast import Outlast
+app = Outlast("sqlite:///jobs.db?durability=process")
+@app.task(name="quick")
+async def quick() -> None: ...
+"""
+
+
+def work_once_there_is_room(point: str) -> None:
+    mount(point, "size=40m")
+    Path(f"{point}/program.py").write_text(PROGRAM)
+    store = ram_store(point)
+    store.open_now()
+    store.add_now([job("waiting", task="quick", payload=b"{}")])
+    (files.companion(store.path) / BALLAST).unlink()
+    fill_up(point)
+    words = [sys.executable, "-m", "outlast", "worker", "program:app"]
+    with subprocess.Popen(words, cwd=point, stderr=subprocess.PIPE, text=True) as worker:
+        assert worker.stderr is not None
+        said = ""
+        while "free a few MiB" not in said:
+            line = worker.stderr.readline()
+            assert line, f"it ended: {said}"
+            said += line
+        Path(f"{point}/filler").unlink()
+        until(lambda: store.depth_now("default").done, 60, "the job is done")
+        worker.send_signal(signal.SIGTERM)
+        say(said + worker.stderr.read())
+        say(worker.wait())
+    store.close_now()
+
+
+@pytest.mark.needs("cut")
+def test_a_worker_on_a_full_disk_says_what_it_lacks_and_begins_once_it_is_there(
+    tmp_path: Path,
+) -> None:
+    point = str(tmp_path / "small")
+    with Child(work_once_there_is_room, before=OWN_MOUNTS, point=point) as child:
+        said = child.hear(50)
+        assert "ERROR the disk has no room left for a worker's life sign in" in said
+        assert "Traceback" not in said
+        assert child.hear() == 0
         child.end()

@@ -13,7 +13,7 @@ import threading
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, Protocol
 
-from outlast.errors import ConfigurationError, OutlastError
+from outlast.errors import ConfigurationError, OutlastError, StoreFull
 from outlast.worker.options import EXIT_BLOCKED, EXIT_REFUSED, EXIT_RELOAD, WorkerOptions
 from outlast.worker.reload import Files
 from outlast.worker.worker import Worker
@@ -180,7 +180,9 @@ class _Child:
         if not known:
             log.error("this worker process ends", exc_info=error)
         code = getattr(error, "exit_code", 2 if isinstance(error, ConfigurationError) else 4)
-        self._say(event="refused", message=message, final=self._files is None, code=code)
+        # Room on a disk comes back without anybody touching the program.
+        final = self._files is None and not isinstance(error, StoreFull)
+        self._say(event="refused", message=message, final=final, code=code)
         if self._files is not None and not self._stops:
             self._files.add_culprits(error)
             self._files.wait_for_change(CHECK_FILES)

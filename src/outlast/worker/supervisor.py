@@ -230,9 +230,14 @@ class _Supervisor:
             return
         child.ready = message
         if message["lifelines"] is not None:
-            if self._lock is None:
-                self._lock = SupervisorLock(message["lifelines"], f"supervisor-{message['id']}")
-            adopt(message["lifeline"], self._lock)
+            try:
+                if self._lock is None:
+                    self._lock = SupervisorLock(message["lifelines"], f"supervisor-{message['id']}")
+                adopt(message["lifeline"], self._lock)
+            except OSError as error:
+                # A full disk, or no folder any more. Its death is found out all the same.
+                pid = child.process.pid
+                log.warning("%s; how worker process %d ends will not be told", error, pid)
         child.send("go")
         if not self._announced:
             self._announced = True

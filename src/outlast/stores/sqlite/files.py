@@ -21,6 +21,7 @@ from outlast.errors import (
     StoreFull,
     StoreUnavailable,
 )
+from outlast.lifeline import BALLAST as BALLAST_NAME
 from outlast.store import Durability
 
 __all__ = [
@@ -343,7 +344,7 @@ class Ballast:
     __slots__ = ("_path", "_size")
 
     def __init__(self, folder: Path, size: int = BALLAST) -> None:
-        self._path = folder / "ballast"
+        self._path = folder / BALLAST_NAME
         self._size = size
 
     def keep(self) -> bool:
