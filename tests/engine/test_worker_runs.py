@@ -278,6 +278,24 @@ async def test_it_signs_in_and_out(rig: Rig) -> None:
     assert await rig.ledger.workers() == []
 
 
+async def test_it_says_at_once_when_it_runs_more_or_less(rig: Rig) -> None:
+    gate = Gate(rig)
+    async with rig.worker():
+        await rig.pass_time(1.5)
+        handle = await gate.task.enqueue(1)
+        await rig.pass_time(1.5)
+        (info,) = await rig.ledger.workers()
+        assert info.running == 1
+        gate.open.set()
+        await handle.result(5)
+        await rig.pass_time(1.5)
+        (info,) = await rig.ledger.workers()
+        assert info.running == 0
+        await rig.pass_time(25)
+        (info,) = await rig.ledger.workers()
+        assert rig.clock.now() - info.seen_at <= 11, "and now and then that it is there at all"
+
+
 @pytest.mark.parametrize(
     "options",
     [

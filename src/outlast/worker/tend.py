@@ -27,7 +27,8 @@ SCAN = 0.25
 """Seconds between two looks for dead workers on this host."""
 PRUNE, PRUNE_MORE, BITE = 5.0, 0.05, 200
 CENSUS = 60.0
-SIGN_IN = 10.0
+SIGN_IN, SIGN_AGAIN = 10.0, 1.0
+"""Seconds between two signs of a worker that does what it did, and of one that doesn't."""
 RECOVER = 200
 """At most so many expired leases in one go."""
 
@@ -54,6 +55,8 @@ class Upkeep:
         self._tasks = tasks
         self._recover_every = max(0.05, min(1.0, lease / 15))
         self._started_at = clock.now()
+        self._signed: tuple[int, int] | None = None
+        self._sign_at = clock.monotonic()
 
     async def bury(self, store: Store) -> float:
         """Take over at once what dead workers of this host held."""
@@ -92,7 +95,9 @@ class Upkeep:
 
     async def sign_in(self, store: Store) -> float:
         """Say that this worker is here and what it does."""
-        if store.features & Feature.INSPECT:
+        does = (len(self._crew.runs), len(self._tasks))
+        now = self._clock.monotonic()
+        if store.features & Feature.INSPECT and (does != self._signed or now >= self._sign_at):
             await cast("Ledger", store).beat(
                 WorkerInfo(
                     id=self._worker,
@@ -101,14 +106,15 @@ class Upkeep:
                     queues=tuple(self._queues),
                     tasks=tuple(self._tasks),
                     concurrency=self._crew.slots,
-                    running=len(self._crew.runs),
+                    running=does[0],
                     started_at=self._started_at,
                     seen_at=self._clock.now(),
                     version=_version(),
                     library=getattr(store, "library", ""),
                 )
             )
-        return SIGN_IN
+            self._signed, self._sign_at = does, now + SIGN_IN
+        return SIGN_AGAIN
 
     async def leave(self, store: Store) -> None:
         """Say that this worker is gone, in order."""
