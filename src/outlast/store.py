@@ -310,6 +310,13 @@ class Ledger(Protocol):
         """
         ...
 
+    async def namespaces(self) -> Sequence[str]:
+        """The namespaces of this store in which anything was ever stored, sorted.
+
+        Jobs, that is, or signs of a worker; also if nothing of it is kept any more.
+        """
+        ...
+
     async def lines(self) -> Sequence[Line]:
         """Every line there is, with its counts."""
         ...

@@ -46,6 +46,12 @@ def test_a_missing_or_damaged_store_is_not(stocked: Shop) -> None:
     assert "FAIL store" in stocked.run("health", "--url", "sqlite:///text.db").stdout
 
 
+def test_a_namespace_that_is_not_there_is_not(stocked: Shop) -> None:
+    code, found = checks(stocked, "--namespace", "othr")
+    assert (code, found["store"]["ok"]) == (1, False)
+    assert "the namespaces here are default" in found["store"]["found"]
+
+
 def test_a_wrong_command_line_is_no_state_of_health(shop: Shop) -> None:
     assert shop.run("health", "--url", "nonsense").exit_code == 2
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sqlite3
 from typing import TYPE_CHECKING
 
 import pytest
 
-from outlast.job import Job
+from outlast.job import Job, Status
+from outlast.store import Ledger
+from outlast.stores import connect
 
 if TYPE_CHECKING:
     from tests.cli.conftest import Shop
@@ -108,8 +111,60 @@ def test_a_file_of_another_program_is_left_alone(shop: Shop) -> None:
 
 def test_a_namespace_is_a_world_of_its_own(stocked: Shop) -> None:
     assert json.loads(stocked.ok("status", "--json"))["lines"]
-    assert not json.loads(stocked.ok("status", "--json", "--namespace", "other"))["lines"]
+    store_elsewhere(stocked, "other")
+    assert not json.loads(stocked.ok("jobs", "--json", "--namespace", "other"))["jobs"]
     assert stocked.run("show", "job-1", "--namespace", "other").exit_code == 3
+
+
+def store_elsewhere(shop: Shop, namespace: str) -> None:
+    """A job in another namespace, and away with it."""
+
+    async def go() -> None:
+        store = connect(shop.url, namespace=namespace)
+        await store.open()
+        await store.add([Job(id="there")])
+        assert isinstance(store, Ledger)
+        await store.purge("default", [Status.QUEUED])
+        await store.close()
+
+    asyncio.run(go())
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("status",),
+        ("jobs",),
+        ("show", "job-1"),
+        ("workers",),
+        ("retry", "job-1"),
+        ("cancel", "job-1"),
+        ("purge", "default", "--yes"),
+        ("pause", "default"),
+    ],
+)
+def test_a_namespace_that_is_not_there_is_no_empty_one(
+    stocked: Shop, command: tuple[str, ...]
+) -> None:
+    store_elsewhere(stocked, "other")
+    result = stocked.run(*command, "--namespace", "othr")
+    assert result.exit_code == 3
+    assert (
+        "nothing was ever stored in namespace 'othr'; the namespaces here are default, other;"
+        " did you mean 'other'?" in result.stderr
+    )
+    assert stocked.run(*command).exit_code != 3, "it was that, and not the command"
+
+
+def test_a_new_store_has_no_namespaces_to_confuse(shop: Shop) -> None:
+    shop.do(lambda store, _: store.depth("default"))
+    assert "No job was ever stored" in shop.ok("status", "--url", shop.url, "--namespace", "first")
+
+
+def test_an_app_has_its_own_namespace(shop: Shop) -> None:
+    result = shop.run("status", "--app", "shop:app", "--namespace", "other")
+    assert result.exit_code == 2
+    assert "--app has a namespace of its own" in result.stderr
 
 
 def test_looking_needs_no_durability_but_changing_does(

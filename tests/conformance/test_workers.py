@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
+from tests.conformance.steps import job
 
+from outlast.job import Status
 from outlast.store import WorkerInfo
 
 if TYPE_CHECKING:
@@ -66,3 +68,15 @@ async def test_who_was_not_seen_for_an_hour(store: FullStore, clock: FakeClock) 
 async def test_of_this_namespace_only(store: FullStore, place: Place) -> None:
     await store.beat(WorkerInfo(id="w1", host="h", pid=1))
     assert list(await (await place.open("other")).workers()) == []
+
+
+async def test_the_namespaces_that_were_ever_used(store: FullStore, place: Place) -> None:
+    other, third = await place.open("other"), await place.open("a-third")
+    await third.depth("default")
+    assert list(await store.namespaces()) == [], "looking leaves nothing behind"
+    await store.add([job("one")])
+    await other.beat(WorkerInfo(id="w1", host="h", pid=1))
+    assert await third.recover(10) == 0
+    assert list(await third.namespaces()) == ["default", "other"]
+    await store.purge("default", [Status.QUEUED])
+    assert list(await store.namespaces()) == ["default", "other"]

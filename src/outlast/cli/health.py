@@ -12,7 +12,7 @@ from outlast.cli.reading import as_json
 from outlast.cli.target import Target, store_options
 from outlast.cli.views import is_alive
 from outlast.clock import SystemClock
-from outlast.errors import StoreError
+from outlast.errors import JobNotFound, StoreError
 from outlast.store import Durability
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def health(
         checks = target.run(look)
     except TimeoutError:
         checks = [Check("store", False, f"no answer in {span(timeout)}")]
-    except StoreError as error:
+    except (StoreError, JobNotFound) as error:
         checks = [Check("store", False, str(error))]
     healthy = all(check.ok for check in checks)
     if as_json:

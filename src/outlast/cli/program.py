@@ -49,7 +49,7 @@ Exit codes:
     0  done; for `health`: healthy
     1  no: refused, aborted, unhealthy, or not everything could be done
     2  the command line is wrong: option, module, task, arguments, URL
-    3  no such job or queue
+    3  no such job, queue or namespace
     4  the store can't be reached or used
     5  uncertain: it may or may not have happened; repeating is safe
    70  a bug in outlast

@@ -41,6 +41,8 @@ class Target:
         warn_of_password(screen, url)
         if url and app:
             raise click.UsageError("--url and --app both name the store: give one of them")
+        if namespace and app:
+            raise click.UsageError("--app has a namespace of its own: leave --namespace away")
 
     def run(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Run a command's coroutine to its end."""
@@ -60,7 +62,7 @@ class Target:
             self.screen.note(f"Note: {error}")
             store = await self._opened(Durability.MEMORY)
         try:
-            yield store, ledger_of(store)
+            yield store, await self._known(store)
         finally:
             await store.close()
 
@@ -69,7 +71,7 @@ class Target:
         """The store, open, and at least as durable as it should be."""
         store = await self._opened(None)
         try:
-            yield store, ledger_of(store)
+            yield store, await self._known(store)
         finally:
             await store.close()
 
@@ -107,6 +109,21 @@ class Target:
             )
         self.screen.hide(url)
         return url
+
+    async def _known(self, store: Store) -> Ledger:
+        """Its ledger. Raises ``JobNotFound`` if nothing was ever stored in the namespace asked for.
+
+        That is as if it were a typo; without any, there is nothing to confuse it with.
+        """
+        ledger = ledger_of(store)
+        if self._namespace is not None:
+            there = await ledger.namespaces()
+            if there and self._namespace not in there:
+                raise JobNotFound(
+                    f"nothing was ever stored in namespace {self._namespace!r}; the namespaces here"
+                    f" are {listed(there)}{did_you_mean(self._namespace, there)}"
+                )
+        return ledger
 
     async def _opened(self, durability: Durability | None) -> Store:
         store = self.connect() if durability is None else self._connect(durability, False)

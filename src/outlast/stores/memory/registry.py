@@ -21,6 +21,10 @@ class House:
     def room(self, namespace: str) -> Room:
         return self._rooms.setdefault(namespace, Room())
 
+    def rooms(self) -> list[tuple[str, Room]]:
+        """All of them, by namespace in order."""
+        return sorted(self._rooms.items())
+
 
 class Registry:
     """Finds the house behind a URL. Nothing else in this package outlives its objects.

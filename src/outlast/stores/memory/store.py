@@ -247,6 +247,10 @@ class MemoryStore:
                 waiter = room.bell.listen([*topics, self._closing])
             await self._sleep(waiter, left)
 
+    async def namespaces(self) -> Sequence[str]:
+        self._check_open()
+        return [name for name, room in self._house.rooms() if room.table.lines or room.workers]
+
     async def lines(self) -> Sequence[Line]:
         with self._entered() as room:
             return ledger.lines(room.table, self._clock.now())

@@ -53,6 +53,12 @@ _OVERDUE = (
 _WORKERS = "SELECT info, seen_at FROM workers WHERE space = ? AND seen_at >= ? ORDER BY id"
 _IN_STATES = "SELECT count(*) FROM jobs WHERE line IN (%s) AND state IN (%s)"
 
+_NAMESPACES = (
+    "SELECT name FROM spaces WHERE id IN (SELECT space FROM lines UNION SELECT space FROM workers)"
+    " ORDER BY name"
+)
+_HOUR = 3600.0
+
 STATES: dict[Status, tuple[int, ...]] = {
     Status.QUEUED: (WAITING, READY, HELD),
     Status.RUNNING: (RUNNING,),
@@ -139,6 +145,9 @@ class Reads:
                 total = [a + b for a, b in zip(total, counts, strict=True)]
         return _depth(total)
 
+    def namespaces(self) -> list[str]:
+        return [name for (name,) in self.connection.execute(_NAMESPACES)]
+
     def lines(self, now: float) -> list[Line]:
         paused = {queue for (queue,) in self.connection.execute(_PAUSES, (self.space(),))}
         return [
@@ -188,11 +197,11 @@ class Reads:
         found: int = self.connection.execute(text).get
         return found
 
-    def workers(self, since: float) -> list[WorkerInfo]:
+    def workers(self, now: float) -> list[WorkerInfo]:
         import msgspec
 
         found = []
-        for info, seen_at in self.connection.execute(_WORKERS, (self.space(), since)):
+        for info, seen_at in self.connection.execute(_WORKERS, (self.space(), now - _HOUR)):
             worker = msgspec.json.decode(info, type=WorkerInfo)
             found.append(msgspec.structs.replace(worker, seen_at=seen_at))
         return found

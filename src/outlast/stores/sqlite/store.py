@@ -21,6 +21,7 @@ from outlast import lifeline
 from outlast.chance import SystemChance
 from outlast.clock import SystemClock
 from outlast.errors import StoreClosed, StoreError, StoreUnavailable
+from outlast.job import give_back
 from outlast.limits import check_job, check_jobs, is_plain
 from outlast.store import Durability, Feature
 from outlast.stores.sqlite import files, opening, schema, upkeep
@@ -50,8 +51,6 @@ if TYPE_CHECKING:
 __all__ = ["SqliteStore"]
 
 T = TypeVar("T")
-
-_HOUR = 3600.0
 
 
 class SqliteStore:
@@ -392,6 +391,9 @@ class SqliteStore:
             finally:
                 self._news.drop(waiter)
 
+    async def namespaces(self) -> Sequence[str]:
+        return await self._read(Reads.namespaces)
+
     async def lines(self) -> Sequence[Line]:
         return await self._read(partial(Reads.lines, now=self._clock.now()))
 
@@ -405,7 +407,7 @@ class SqliteStore:
         await self._do(Op(partial(upkeep.leave, worker=worker), synced=False))
 
     async def workers(self) -> Sequence[WorkerInfo]:
-        return await self._read(partial(Reads.workers, since=self._clock.now() - _HOUR))
+        return await self._read(partial(Reads.workers, now=self._clock.now()))
 
     async def backup(self, path: Path) -> dict[str, Any]:
         self._check_open()
@@ -458,8 +460,6 @@ class SqliteStore:
 
     def _unclaim(self, claimed: Sequence[Claim]) -> None:
         """Nobody received these claims: they go back as if they had never been made."""
-        from outlast.job import give_back
-
         if claimed and self._writer is not None:
             back = [give_back(claim, started=False) for claim in claimed]
             with contextlib.suppress(StoreError):
