@@ -5,6 +5,7 @@ OutlastError
   StoreError
     StoreUnavailable        can't reach it; trying again is sensible
       StoreFull             no space left; nothing was stored
+      StoreStopped          given up: its files were taken away, or its disk failed
     StoreClosed             used before open or after close
     StoreDamaged            the file is not a database, or is corrupt
     SchemaMismatch          older or newer than this code
@@ -67,6 +68,7 @@ __all__ = [
     "StoreDamaged",
     "StoreError",
     "StoreFull",
+    "StoreStopped",
     "StoreUnavailable",
     "TaskError",
     "UnknownTask",
@@ -92,6 +94,13 @@ class StoreUnavailable(StoreError):
 
 class StoreFull(StoreUnavailable):
     """The store has no space left (disk, quota); nothing was stored."""
+
+
+class StoreStopped(StoreUnavailable):
+    """This handle was given up: its files were taken away, or its disk failed again and again.
+
+    Closing it and opening the store again is sensible, or putting back what was taken away.
+    """
 
 
 class StoreClosed(StoreError):

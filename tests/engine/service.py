@@ -91,8 +91,9 @@ class Service:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.db = folder / "jobs.db"
         (folder / "program.py").write_text(PROGRAM)
-        self.app = Outlast(f"sqlite:///{folder / 'jobs.db'}")
+        self.app = Outlast(f"sqlite:///{self.db}")
         self.supervisors: list[subprocess.Popen[bytes]] = []
         for name in ("quick", "wait", "poison", "segfault", "blocks", "deaf", "fails"):
             self.app.task(name=name)(_stand_in(name))

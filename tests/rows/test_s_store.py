@@ -125,7 +125,11 @@ def test_s5_a_file_system_that_turns_read_only_stops_it_and_costs_nothing(tmp_pa
     with Child(lose_the_right_to_write, before=OWN_MOUNTS, folder=str(tmp_path)) as child:
         said = child.hear(40)
         assert "stored" not in said
-        assert {each.split(":")[0] for each in said} <= {"EnqueueUncertain", "StoreUnavailable"}
+        assert {each.split(":")[0] for each in said} <= {
+            "EnqueueUncertain",
+            "StoreUnavailable",
+            "StoreStopped",
+        }
         assert "stopped writing; check the disk" in said[-1]
         assert child.hear().startswith("StoreUnavailable: ")
         child.end()

@@ -151,12 +151,43 @@ async def test_moved_away_and_put_back_nothing_is_lost(db: Path, opened: Opener)
         await store.add([job("b")])
     for path, away in moved:
         away.rename(path)
-    with pytest.raises(StoreUnavailable, match="was deleted"):
-        await store.add([job("b")])  # it was said that it needs a restart, and so it does
+    await store.add([job("b")])  # the very files it has held all the time
     await store.close()
     await store.open()
-    await store.add([job("b")])
-    assert (await store.depth("default")).live == 2
+    await store.add([job("c")])
+    assert [found and found.id for found in await store.get(["a", "b", "c"])] == ["a", "b", "c"]
+
+
+async def test_no_new_log_is_begun_beside_one_that_was_deleted(db: Path, opened: Opener) -> None:
+    """What those who have it open store goes into it, and is saved when the last one closes."""
+    first, second = opened(db), opened(db)
+    await first.add([job("a")])
+    Path(f"{db}-wal").unlink()
+    with pytest.raises(StoreUnavailable, match=f"{db}-wal was deleted. Put it back"):
+        opened(db)
+    await first.close()
+    with pytest.raises(StoreUnavailable, match=f"{db}-wal was deleted"):
+        opened(db)
+    assert not Path(f"{db}-wal").exists()
+    await second.close()
+    assert [found and found.id for found in await opened(db).get(["a"])] == ["a"]
+
+
+async def test_after_a_crash_a_lost_log_is_given_up_on_purpose_only(
+    db: Path, tmp_path: Path
+) -> None:
+    with Child(adds_until_told, path=str(db)) as child:
+        assert child.hear() == "ready"
+        for _ in range(5):
+            child.hear()
+        child.kill()
+    Path(f"{db}-wal").unlink()
+    store = SqliteStore(str(db))
+    with pytest.raises(StoreUnavailable, match=f"move {db}-shm away as well"):
+        await store.open()
+    Path(f"{db}-shm").unlink()
+    await store.open()
+    await store.close()
 
 
 def adds_until_told(path: str) -> None:
@@ -196,7 +227,7 @@ def test_a_file_replaced_under_two_processes(db: Path, tmp_path: Path, restored:
         for child in children:
             while (word := child.hear())[0] == "ok":
                 acknowledged.append(word[1])
-            assert word[1] in ("StoreUnavailable", "EnqueueUncertain")
+            assert word[1] in ("StoreStopped", "EnqueueUncertain")
             assert str(db) in word[2]
         assert db.exists() is restored
     finally:

@@ -68,7 +68,7 @@ class Claims:
         worker: str,
     ) -> None:
         self.pace = Pace(clock.monotonic())
-        self.struck: Callable[[], None] = _nothing
+        self.struck: Callable[[StoreUnavailable], object] = _nothing
         """Told when the store can't be reached."""
         self._store = store
         self._crew = crew
@@ -116,7 +116,7 @@ class Claims:
                 )
                 pause = 0.02
             except StoreUnavailable as error:
-                self.struck()
+                self.struck(error)
                 log.warning("no claims, the store can't be reached: %s", error)
                 await self._sleep(asyncio.ensure_future(self._clock.sleep(pause)))
                 pause = min(pause * 2, 1.0)
@@ -175,5 +175,5 @@ class Claims:
             until.cancel()
 
 
-def _nothing() -> None:
+def _nothing(*_: object) -> None:
     """Until someone wants to be told."""

@@ -43,7 +43,7 @@ class Settling:
         self.waiting: list[Verdict] = []
         self.settled: Callable[[Sequence[Verdict]], None] = _nothing
         """Told of each batch that is stored, refused verdicts included."""
-        self.struck: Callable[[], None] = _nothing
+        self.struck: Callable[[StoreUnavailable], object] = _nothing
         """Told when the store can't be reached."""
         self._store = store
         self._clock = clock
@@ -88,7 +88,7 @@ class Settling:
                 lost = await self._store.settle(batch)
                 break
             except StoreUnavailable as error:
-                self.struck()
+                self.struck(error)
                 log.warning("%d verdicts wait, the store can't be reached: %s", len(batch), error)
                 await self._clock.sleep(pause)
                 pause = min(pause * 2, 1.0)

@@ -13,7 +13,7 @@ import logging
 import threading
 from typing import TYPE_CHECKING, Any
 
-from outlast.errors import StoreUnavailable
+from outlast.errors import StoreStopped, StoreUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -25,6 +25,9 @@ __all__ = ["Outage", "Side"]
 
 log = logging.getLogger(__name__)
 
+PATIENCE = 2.0
+"""Leases after which a store that was given up is not expected to come back by itself."""
+
 
 class Outage:
     """Knows since when the store can be relied on again.
@@ -34,15 +37,32 @@ class Outage:
     """
 
     def __init__(self, clock: Clock, lease: float) -> None:
+        self._stopped_at: float | None = None
+        self._struck_at = clock.monotonic()
         self._clock = clock
         self._lease = lease
         self._quiet_until = clock.monotonic() + lease
         self._seen = clock.monotonic()
         self._offset = clock.now() - clock.monotonic()
 
-    def strike(self) -> None:
-        """The store could not be reached just now."""
-        self._quiet_until = self._clock.monotonic() + self._lease
+    def strike(self, error: StoreUnavailable | None = None) -> None:
+        """The store could not be reached just now.
+
+        Raises the error again if it says that the store was given up, and did so for a while:
+        somebody who opens it anew may have more luck with it.
+        """
+        now = self._clock.monotonic()
+        self._quiet_until = now + self._lease
+        patience = PATIENCE * self._lease
+        if now - self._struck_at > patience / 2:
+            self._stopped_at = None  # it was there meanwhile
+        self._struck_at = now
+        if not isinstance(error, StoreStopped):
+            return
+        if self._stopped_at is None:
+            self._stopped_at = now
+        elif now - self._stopped_at > patience:
+            raise error
 
     def over(self, expected: float) -> bool:
         """Whether leases may be judged. To be asked about every ``expected`` seconds."""
@@ -164,7 +184,7 @@ class Side:
                 pause = await turn(store)
                 failing = False
             except StoreUnavailable as error:
-                self._outage.strike()
+                self._outage.strike(error)
                 if not failing:
                     log.warning("the store can't be reached: %s", error)
                 failing = True

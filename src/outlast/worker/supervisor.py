@@ -241,6 +241,8 @@ class _Supervisor:
         child.send("go")
         if not self._announced:
             self._announced = True
+            # A file that is gone by the time of the next start was not meant to be made anew.
+            self._options = self._options._replace(create=False)
             self._announce(message)
 
     def _ended(self, child: Child, code: int) -> None:

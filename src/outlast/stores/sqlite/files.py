@@ -10,6 +10,7 @@ import re
 import shutil
 import stat
 import sys
+import time
 from pathlib import Path
 
 import apsw
@@ -19,6 +20,7 @@ from outlast.errors import (
     DurabilityError,
     StoreDamaged,
     StoreFull,
+    StoreStopped,
     StoreUnavailable,
 )
 from outlast.lifeline import BALLAST as BALLAST_NAME
@@ -36,6 +38,7 @@ __all__ = [
     "prepare_companion",
     "real",
     "refuse_foreign_log",
+    "refuse_lost_log",
 ]
 
 _log = logging.getLogger(__name__)
@@ -150,6 +153,24 @@ def refuse_foreign_log(path: str) -> None:
             f"{path}-wal is the log of another file than {path}, which is a copy; move {path}-wal"
             f" and {path}-shm away, and open it again. Nothing was changed"
         )
+
+
+def refuse_lost_log(path: str) -> None:
+    """Raise ``StoreUnavailable`` if the log was deleted, and its index left behind.
+
+    SQLite makes the log first and deletes it last. Opened now, a new log would be read by an index
+    that tells of the old one, which others may still write to: what they store would be lost.
+    """
+    for _ in range(5):
+        # In this order, and again: others may open and close the store at this very moment.
+        if not os.path.exists(f"{path}-shm") or os.path.exists(f"{path}-wal"):
+            return
+        time.sleep(0.01)
+    raise StoreUnavailable(
+        f"{path}-wal was deleted. Put it back, or end the programs that use the store: what they"
+        f" stored is saved when the last one closes it. If all have crashed, what was in it is"
+        f" lost; move {path}-shm away as well, to go on without it. Nothing was changed"
+    )
 
 
 def _missing(path: str) -> StoreUnavailable:
@@ -317,7 +338,7 @@ class Identity:
                 self._known[name] = (found.st_dev, found.st_ino)
 
     def check(self) -> None:
-        """Raise ``StoreUnavailable`` if one of them is not the file that we opened."""
+        """Raise ``StoreStopped`` if one of them is not the file that we opened."""
         for name, known in self._known.items():
             try:
                 found = os.stat(name)
@@ -328,8 +349,8 @@ class Identity:
             if (found.st_dev, found.st_ino) != known:
                 raise self._gone(name, "replaced")
 
-    def _gone(self, name: str, how: str) -> StoreUnavailable:
-        return StoreUnavailable(
+    def _gone(self, name: str, how: str) -> StoreStopped:
+        return StoreStopped(
             f"{name} was {how} while it was in use; nothing is made in its place. Put back what"
             " was there, or restart on purpose with a new file"
         )

@@ -36,6 +36,7 @@ def prepare(
     is_there = files.look(path, create=create)
     if is_there:
         files.refuse_foreign_log(path)
+        files.refuse_lost_log(path)
     best, why = files.path_durability(path)
     if required > best:
         raise DurabilityError(

@@ -23,6 +23,7 @@ from outlast.errors import (
     StoreDamaged,
     StoreError,
     StoreFull,
+    StoreStopped,
     StoreUnavailable,
 )
 from outlast.limits import are_alike
@@ -177,6 +178,9 @@ class Writer:
         except Doubtful as doubt:
             self._broken = doubt.cause
             self._fail(group, doubt.cause, uncertain=True)
+        except StoreStopped as error:
+            # Nothing was written. What was taken away may be put back.
+            self._fail(group, error)
         except StoreError as error:
             self._broken = error
             self._fail(group, error)
@@ -194,7 +198,7 @@ class Writer:
     def _give_up(self, group: Sequence[Op[Any]], error: BaseException) -> None:
         """A fault of ours. The thread lives on to say so, since callers wait for its answer."""
         _log.error("%s: outlast stopped writing", self._path, exc_info=error)
-        self._broken = StoreUnavailable(
+        self._broken = StoreStopped(
             f"{self._path}: outlast stopped writing after an error it did not expect ({error!r});"
             " close the store, and open it again"
         )
@@ -394,7 +398,7 @@ class Writer:
         with contextlib.suppress(apsw.Error):
             self._connection.close()
         if self._strikes >= STRIKES:
-            self._broken = StoreUnavailable(
+            self._broken = StoreStopped(
                 f"{cause}. It happened {self._strikes} times in a row, so outlast stopped writing;"
                 " check the disk, then close the store and open it again"
             )
