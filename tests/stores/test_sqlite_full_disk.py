@@ -361,7 +361,7 @@ def work_once_there_is_room(point: str) -> None:
             assert line, f"it ended: {said}"
             said += line
         Path(f"{point}/filler").unlink()
-        until(lambda: store.depth_now("default").done, 60, "the job is done")
+        until(lambda: store.depth_now("default").done, 100, "the job is done")
         worker.send_signal(signal.SIGTERM)
         say(said + worker.stderr.read())
         say(worker.wait())
@@ -369,12 +369,13 @@ def work_once_there_is_room(point: str) -> None:
 
 
 @pytest.mark.needs("cut")
+@pytest.mark.timeout(200)
 def test_a_worker_on_a_full_disk_says_what_it_lacks_and_begins_once_it_is_there(
     tmp_path: Path,
 ) -> None:
     point = str(tmp_path / "small")
     with Child(work_once_there_is_room, before=OWN_MOUNTS, point=point) as child:
-        said = child.hear(50)
+        said = child.hear(150)
         assert "ERROR the disk has no room left for a worker's life sign in" in said
         assert "Traceback" not in said
         assert child.hear() == 0
