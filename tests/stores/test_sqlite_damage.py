@@ -259,3 +259,84 @@ async def test_payloads_of_any_bytes_are_no_damage(db: Path, opened: Opener) -> 
     assert found is not None
     assert (found.payload, found.result) == (b"\xff", b"\xff\0")
     assert complaints(db) == []
+
+
+def page_of(db: Path, name: str) -> int:
+    """Where in the file the root page of a table or an index begins."""
+    connection = apsw.Connection(str(db))
+    page = connection.execute("SELECT rootpage FROM sqlite_schema WHERE name = ?", (name,)).get
+    connection.close()
+    return (int(page) - 1) * 4096
+
+
+def forty_jobs(db: Path) -> set[str]:
+    store = SqliteStore(str(db), durability=Durability.PROCESS)
+    store.open_now()
+    jobs = [job(f"job-{n:02}", payload=f'"{n}"'.encode()) for n in range(40)]
+    store.add_now(jobs)
+    store.close_now()
+    return {each.id for each in jobs}
+
+
+def work_through(db: Path) -> set[str]:
+    """Claim and settle all there is."""
+    store = SqliteStore(str(db), durability=Durability.PROCESS)
+    store.open_now()
+    ran: set[str] = set()
+    try:
+        while claims := store.claim_now(["default"], [None], 7, 600, "w"):
+            ran |= {claim.job.id for claim in claims}
+            assert store.settle_now([done(claim) for claim in claims]) == []
+    finally:
+        store.close_now()
+    return ran
+
+
+def test_an_index_that_disagrees_with_its_table_is_rebuilt(
+    db: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    wanted = forty_jobs(db)
+    content, page = db.read_bytes(), page_of(db, "jobs_ready")
+    dice = random.Random(5)
+    whole = rebuilt = stopped = 0
+    for number in range(40):
+        copy = tmp_path / f"copy{number}.db"
+        flipped = bytearray(content)
+        # The cells, which fill the page from its end.
+        flipped[page + 4096 - dice.randrange(1, 500)] ^= 1 << dice.randrange(8)
+        copy.write_bytes(flipped)
+        copy.chmod(0o600)
+        caplog.clear()
+        try:
+            ran = work_through(copy)
+        except StoreDamaged:
+            stopped += 1
+            continue
+        mended = "It was rebuilt, and nothing was lost" in caplog.text
+        assert len(wanted - ran) <= (0 if mended else 1)
+        if mended:
+            assert complaints(copy) == []
+        rebuilt += mended
+        whole += ran == wanted
+    assert rebuilt >= 15
+    assert whole >= 30
+    assert stopped <= 5
+
+
+def test_damage_that_is_more_than_an_index_is_said_and_made_no_worse(db: Path) -> None:
+    wanted = forty_jobs(db)
+    content, page = db.read_bytes(), page_of(db, "jobs")
+    flipped = bytearray(content)
+    flipped[page] ^= 0x80
+    db.write_bytes(flipped)
+    for _ in range(2):
+        with pytest.raises(StoreDamaged, match="rebuilding its indexes does not help") as caught:
+            work_through(db)
+        for what in (str(db), "Nothing was changed", "restore a backup", "outlast doctor --deep"):
+            assert what in str(caught.value)
+    # The bit flips back: all of it is still there.
+    healed = bytearray(db.read_bytes())
+    healed[page] ^= 0x80
+    db.write_bytes(healed)
+    assert work_through(db) == wanted
+    assert complaints(db) == []

@@ -31,6 +31,7 @@ from outlast.stores.replies import deliver
 from outlast.stores.sqlite import schema
 from outlast.stores.sqlite.faults import OF_ONE_CALL, UNREADABLE, Doubtful, is_full, mapped
 from outlast.stores.sqlite.forks import Gate
+from outlast.stores.sqlite.mend import mend
 from outlast.stores.sqlite.moves import Careful, Moves
 from outlast.stores.sqlite.turn import Turn
 
@@ -349,9 +350,13 @@ class Writer:
             self._make_room(group, StoreFull(f"no space left for {self._path}; nothing was stored"))
         elif isinstance(error, apsw.BusyError):
             self._fail(group, ours)
+        elif isinstance(error, apsw.CorruptError) and self._mended(ours):
+            self._serve(group)  # nothing of it was committed
         else:
-            self._lose(ours)
-            self._fail(group, ours, uncertain=isinstance(error, apsw.IOError | apsw.CorruptError))
+            if self._sound:
+                self._lose(ours)
+            doubtful = isinstance(error, apsw.IOError | apsw.CorruptError)
+            self._fail(group, self._broken or ours, uncertain=doubtful)
 
     def _sort_out(self, group: list[Op[Any]], error: Exception) -> None:
         """One of the calls can't be done: the others are not to suffer for it."""
@@ -402,6 +407,22 @@ class Writer:
                 f"{cause}. It happened {self._strikes} times in a row, so outlast stopped writing;"
                 " check the disk, then close the store and open it again"
             )
+
+    def _mended(self, cause: StoreError) -> bool:
+        """Open the file anew and rebuild its indexes; whether that is worth another try."""
+        self._lose(cause)
+        if self._broken is not None:
+            return False
+        try:
+            self._connection = self._open()
+            mend(self._connection, self._path)
+        except apsw.Error:
+            return False  # to be tried again with the next call
+        except StoreError as error:
+            self._broken = error
+            return False
+        self._sound = True
+        return True
 
     def _restore(self, group: Sequence[Op[Any]]) -> None:
         """Open the file anew and look at it, before anything more is written."""
