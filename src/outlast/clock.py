@@ -20,7 +20,7 @@ class Clock(Protocol):
         """Seconds that never go back, for measuring durations."""
         ...
 
-    async def sleep(self, seconds: float) -> None:
+    async def sleep(self, seconds: float, /) -> None:
         """Wait. Cancelling it is immediate."""
         ...
 
