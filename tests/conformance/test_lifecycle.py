@@ -65,6 +65,10 @@ async def test_open_twice_and_close_twice(place: Place) -> None:
     await add(store, job("a"))
     await store.close()
     await store.close()
+    with pytest.raises(StoreClosed):
+        await store.depth("default")
+    await store.open()
+    assert (await store.depth("default")).queued == 1
 
 
 async def test_open_again_after_close(store: FullStore) -> None:

@@ -45,6 +45,8 @@ async def test_several_join(queues: Queues) -> None:
     await queue.put(1)
     joins = [asyncio.create_task(queue.join()) for _ in range(3)]
     await queue.get()
+    done, _ = await asyncio.wait(joins, timeout=0.05)
+    assert not done, "an item is out, and nobody has said what became of it"
     queue.task_done()
     await asyncio.wait_for(asyncio.gather(*joins), 60)
 

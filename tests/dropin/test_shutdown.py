@@ -87,7 +87,8 @@ async def test_immediate_lets_join_go(queues: Queues) -> None:
     queue = queues.queue()
     await queue.put(1)
     join = asyncio.create_task(queue.join())
-    await asyncio.sleep(0)
+    done, _ = await asyncio.wait([join], timeout=0.05)
+    assert not done
     shutdown_on(queue, immediate=True)
     await asyncio.wait_for(join, 60)
 

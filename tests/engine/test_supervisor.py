@@ -218,8 +218,9 @@ async def test_when_the_supervisor_is_killed_the_workers_drain_and_end(service: 
         supervisor.kill()
         supervisor.wait()
         (service.folder / "go").touch()
-        await handle.result(60)
+        assert await handle.result(60) == child
         wait_until(lambda: not os.path.exists(f"/proc/{child}"))
+        assert (await handle.job()).attempt == 1
 
 
 async def test_sighup_replaces_the_processes_gracefully(service: Service) -> None:

@@ -208,6 +208,7 @@ async def test_folders_in_which_not_anyone_may_are_fine(tmp_path: Path, mode: in
     store = SqliteStore(str(folder / "jobs.db"))
     await store.open()
     await store.close()
+    assert (folder / "jobs.db").stat().st_size > 0
 
 
 async def test_a_companion_folder_that_is_something_else_is_refused(tmp_path: Path) -> None:
