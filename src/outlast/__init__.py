@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         Retry,
         SchemaMismatch,
         Snooze,
+        StepChanged,
         StoreClosed,
         StoreDamaged,
         StoreError,
@@ -43,12 +44,12 @@ if TYPE_CHECKING:
         UnknownTask,
         Unsupported,
     )
-    from outlast.execution import Current, current
     from outlast.handle import Handle
     from outlast.hooks import Hooks
     from outlast.job import Failure, Job, Progress, Status
     from outlast.queue import LifoQueue, PriorityQueue, Queue
     from outlast.retry import RetryPolicy
+    from outlast.running import Current, current
     from outlast.sealing import Keys
     from outlast.store import Durability, Feature
     from outlast.task import AsyncTask, Call, SyncTask, Task
@@ -95,6 +96,7 @@ __all__ = [
     "SchemaMismatch",
     "Snooze",
     "Status",
+    "StepChanged",
     "StoreClosed",
     "StoreDamaged",
     "StoreError",
@@ -113,7 +115,7 @@ __all__ = [
 _HOMES = {
     "AsyncTask": "task",
     "Call": "task",
-    "Current": "execution",
+    "Current": "running",
     "Durability": "store",
     "Failure": "job",
     "Feature": "store",
@@ -130,7 +132,7 @@ _HOMES = {
     "Status": "job",
     "SyncTask": "task",
     "Task": "task",
-    "current": "execution",
+    "current": "running",
 }
 """Where a name lives, if it is no error: those are all in `errors`."""
 

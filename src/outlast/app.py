@@ -232,6 +232,24 @@ class Outlast:
         """The same for synchronous callers, from any thread, with no app to open first."""
         return self._desk.submit_sync(list(calls))
 
+    async def emit(
+        self, name: str, payload: Any = None, *, keep: float | timedelta = 7 * DAY
+    ) -> bool:
+        """Send an event to the jobs that wait for it, and to those that will; durable.
+
+        The first one counts: False, and nothing happens, if one of that name was sent less than
+        ``keep`` seconds ago. Raises ``EncodeError`` if the payload is not plain JSON.
+
+        >>> await app.emit(f"approved-{order}", {"by": "ann"})
+        """
+        return await self._desk.emit(name, payload, keep)
+
+    def emit_sync(
+        self, name: str, payload: Any = None, *, keep: float | timedelta = 7 * DAY
+    ) -> bool:
+        """The same for synchronous callers, from any thread, with no app to open first."""
+        return self._desk.emit_sync(name, payload, keep)
+
     def handle(self, id: str) -> Handle[Any]:
         """The handle of a job whose id was kept somewhere. Nothing is looked up yet."""
         return Handle(_text(id), False, self._desk)

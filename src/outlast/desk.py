@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from outlast.access import ledger_of
 from outlast.bridge import Interrupted
 from outlast.errors import ConfigurationError, EnqueueUncertain, KeyConflict, Unsupported
 from outlast.handle import Handle
+from outlast.limits import check_name
 from outlast.options import seconds
 from outlast.store import Feature
 from outlast.task import Call
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from outlast.access import Access
     from outlast.codec import ItemCodec
     from outlast.job import Added, Job
-    from outlast.store import Ledger, Store
+    from outlast.store import Ledger, Stepping, Store
     from outlast.task import Task
 
 __all__ = ["Desk"]
@@ -69,6 +70,17 @@ class Desk:
                 [call.job.id for call in calls],
             ) from None
         return self._handles(calls, added)
+
+    async def emit(self, name: str, payload: Any, keep: float | timedelta) -> bool:
+        return await _emit(self._access.store(), *self._event(name, payload, keep))
+
+    def emit_sync(self, name: str, payload: Any, keep: float | timedelta) -> bool:
+        event = self._event(name, payload, keep)
+        return self._access.bridge.run(lambda store: _emit(store, *event), "await app.emit()")
+
+    def _event(self, name: str, payload: Any, keep: float | timedelta) -> tuple[str, bytes, float]:
+        check_name(name, "event")
+        return name, self._anything.encode(payload), seconds("keep", keep)
 
     def check(self, task: str, wanted: Feature) -> None:
         features = self._access.features
@@ -126,6 +138,12 @@ class Desk:
                 )
             handles.append(Handle(answer.id, answer.created, self, call.task.decode_result))
         return handles
+
+
+async def _emit(store: Store, name: str, payload: bytes, keep: float) -> bool:
+    if Feature.STEPS not in store.features:
+        raise Unsupported(f"{store.url} keeps no events; use a store that does, such as sqlite")
+    return await cast("Stepping", store).emit(name, payload, keep)
 
 
 def _check(task: str, wanted: Feature, features: Feature) -> None:

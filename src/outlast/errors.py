@@ -24,6 +24,7 @@ OutlastError
     JobFailed               (has .failure)
     JobCancelled
     LeaseLost               inside a task whose lease went
+    StepChanged             a step that was done with other arguments
 Retry, Snooze, Cancel       raised by tasks to steer; not errors, not under the root
 QueueEmpty, QueueFull       asyncio's own
 QueueShutDown               asyncio's, ours before 3.13
@@ -64,6 +65,7 @@ __all__ = [
     "Retry",
     "SchemaMismatch",
     "Snooze",
+    "StepChanged",
     "StoreClosed",
     "StoreDamaged",
     "StoreError",
@@ -205,6 +207,10 @@ class JobCancelled(JobError):
 
 class LeaseLost(JobError):
     """Another worker may hold this job now: whatever this run still does won't count."""
+
+
+class StepChanged(JobError):
+    """A step of this job was done with other arguments than it is called with now."""
 
 
 class Retry(Exception):

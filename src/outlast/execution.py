@@ -9,6 +9,7 @@ What ends a run, and the verdict that follows:
     payload doesn't decode       dead, kind "undecodable", the bytes stay in the job
     cancelled on request         cancelled
     cancelled by a shutdown      given back, no budget touched
+    sleeps, or awaits an event   given back until then, no budget touched
     its lease was lost           no verdict: the job belongs to somebody else
     raises CancelledError itself a failure like any other
 
@@ -35,19 +36,21 @@ from msgspec.structs import replace
 
 from outlast.chance import Chance
 from outlast.clock import Clock
-from outlast.errors import Cancel, DecodeError, Retry, Snooze, TaskError
+from outlast.errors import Cancel, DecodeError, Retry, Snooze
 from outlast.failing import MAX_MESSAGE, TimedOut, clean, describe, text_of, undecodable
-from outlast.job import Failure, Progress, cancelled, dead, done, give_back, retry
+from outlast.job import Failure, cancelled, dead, done, give_back, retry
+from outlast.running import Current, enter
+from outlast.steps import Keeper
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from outlast.codec import Signature
     from outlast.job import Claim, Job, Verdict
     from outlast.retry import RetryPolicy
+    from outlast.running import Why
 
 __all__ = [
-    "Current",
     "Marks",
     "Means",
     "Processes",
@@ -55,15 +58,11 @@ __all__ = [
     "ThreadRun",
     "Threads",
     "crashed",
-    "current",
     "execute",
     "failed",
 ]
 
 log = logging.getLogger(__name__)
-
-Why = Literal["cancelled", "lost", "shutdown", "abandoned"]
-"""Why the worker interrupts a run. ``abandoned``: a thread that would not end before the worker."""
 
 
 class Runnable(Protocol):
@@ -121,111 +120,8 @@ class Means(Struct, frozen=True, kw_only=True):
     marks: Marks | None = None
     threads: Threads | None = None
     processes: Processes | None = None
-
-
-class Current:
-    """The job that is running here, as :func:`current` shows it to the task.
-
-    ``cancelled`` is true once somebody asked to cancel the job, or its time was up, and
-    ``lease_lost`` once another worker may hold it: functions in threads should look from time to
-    time and end. Coroutines are cancelled anyway.
-    """
-
-    __slots__ = ("_job", "_tell", "begun", "cancelled", "handle", "lease_lost", "why")
-
-    def __init__(self, job: Job, tell: Callable[[Progress], None]) -> None:
-        self._job = job
-        self._tell = tell
-        self.cancelled = False
-        self.lease_lost = False
-        self.begun = False
-        self.why: Why | None = None
-        self.handle: asyncio.Task[None] | None = None
-
-    def __repr__(self) -> str:
-        return f"<Current {self._job.task} {self._job.id} attempt {self._job.attempt}>"
-
-    @property
-    def id(self) -> str:
-        """The job's id."""
-        return self._job.id
-
-    @property
-    def task(self) -> str | None:
-        """The task's name."""
-        return self._job.task
-
-    @property
-    def queue(self) -> str:
-        """The queue it waited in."""
-        return self._job.queue
-
-    @property
-    def attempt(self) -> int:
-        """How often it was started, this time included."""
-        return self._job.attempt
-
-    @property
-    def headers(self) -> Mapping[str, str]:
-        """What the caller sent along."""
-        return self._job.headers
-
-    @property
-    def timeout(self) -> float | None:
-        """How many seconds this run may take, or None."""
-        return self._job.timeout
-
-    @property
-    def idempotency_key(self) -> str:
-        """The same text at every run of this job: its key, or else its id.
-
-        Give it to services that take such a key, so that a repeated run has no second effect.
-        """
-        return self._job.id if self._job.key is None else self._job.key
-
-    def progress(self, value: float | None = None, text: str = "") -> None:
-        """Say how far the job is: a fraction from 0 to 1, and a short text. From any thread.
-
-        It costs next to nothing and is stored with the next renewal, within about a second.
-        Raises ``ValueError`` for other numbers.
-        """
-        if value is not None and not 0 <= value <= 1:
-            raise ValueError(f"progress {value!r}: use a fraction from 0 to 1, or None")
-        self.pass_on(Progress(id=self._job.id, value=value, text=clean(str(text), MAX_MESSAGE)))
-
-    def pass_on(self, progress: Progress) -> None:
-        """The worker's part: progress that a process of its own reported."""
-        self._tell(progress)
-
-    def interrupt(self, why: Why) -> bool:
-        """The worker's part: note why the run is to end. From any thread; whether that is news.
-
-        The first reason stays, unless the job is not ours any more. The caller then cancels the
-        asyncio task, if ``begun`` says that it has reached ``execute``.
-        """
-        if why == "lost":
-            self.lease_lost = True
-        self.cancelled = True
-        news = self.why is None or (why in ("lost", "abandoned") and self.why != why)
-        if news:
-            self.why = why
-        return news
-
-
-_current: contextvars.ContextVar[Current] = contextvars.ContextVar("outlast.current")
-
-
-def current() -> Current:
-    """The job that is running here: in a task, what it calls, and the threads it runs in.
-
-    Raises ``TaskError`` outside of a job.
-
-    >>> current().progress(0.4, "parsing")
-    """
-    try:
-        return _current.get()
-    except LookupError:
-        raise TaskError("current() is there only while a worker runs a task") from None
+    keeper: Keeper | None = None
+    """What keeps steps, if the store can."""
 
 
 async def execute(
@@ -237,6 +133,8 @@ async def execute(
     the task does; to interrupt it, call ``run.interrupt(why)`` first and cancel it then.
     """
     run.begun = True
+    if run.handle is None and task.kind == "async":
+        run.handle = asyncio.current_task()
     if run.why is not None:
         return _unstarted(claim, run.why)
     job = claim.job
@@ -248,7 +146,7 @@ async def execute(
         return dead(claim, undecodable(error), started=False)
     if means.marks is not None:
         means.marks.mark_started(job.id, alone)
-    _current.set(run)
+    enter(run)
     began = means.clock.monotonic()
     try:
         if task.kind == "async" and job.timeout is None:
@@ -337,6 +235,10 @@ def _verdict(
     why = run.why
     if why in ("lost", "abandoned"):
         return None
+    if run.parked is not None and why is None and isinstance(error, CancelledError):
+        if run.handle is not None:
+            run.handle.uncancel()
+        return give_back(claim, run.parked.delay, event=run.parked.event)
     if why != "cancelled" and isinstance(error, Snooze | Cancel | Retry):
         return _steered(claim, task, error, means, began)
     if why == "cancelled":

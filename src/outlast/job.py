@@ -20,6 +20,7 @@ __all__ = [
     "OnRepeat",
     "Progress",
     "Status",
+    "Step",
     "Verdict",
     "cancelled",
     "dead",
@@ -123,10 +124,31 @@ class Job(Struct, frozen=True, kw_only=True):
 
 
 class Claim(Struct, frozen=True):
-    """A job in a worker's hands. ``receipt`` is the store's own: random, opaque to others."""
+    """A job in a worker's hands. ``receipt`` is the store's own: random, opaque to others.
+
+    ``fence`` is for the outside world: of two claims of a job that were started, the later one has
+    the higher number.
+    """
 
     job: Job
     receipt: bytes
+    fence: int = 0
+
+
+class Step(Struct, frozen=True, kw_only=True):
+    """A piece of a job that was done once: its result, or how long it is still to be waited for.
+
+    ``digest`` stands for its arguments. ``delay`` is read by ``Stepping.remember`` alone, which
+    turns it into a moment by the store's clock; ``left`` is what is left of it when it is read.
+    ``event`` names what is waited for, until there is a result.
+    """
+
+    name: str
+    digest: bytes = b""
+    result: bytes | None = None
+    delay: float | None = None
+    left: float | None = None
+    event: str | None = None
 
 
 class Added(Struct, frozen=True):
@@ -153,7 +175,8 @@ class Verdict(Struct, frozen=True):
     """What was decided about a claim. Made only by the five functions below.
 
     ``then`` are jobs added in the same atomic write. ``started`` is False when the task function
-    was never entered: such a run leaves no trace in ``attempt``.
+    was never entered: such a run leaves no trace in ``attempt``. With ``event``, ``delay`` counts
+    for nothing if that event was sent.
     """
 
     claim: Claim
@@ -163,6 +186,7 @@ class Verdict(Struct, frozen=True):
     failure: Failure | None = None
     then: tuple[Job, ...] = ()
     started: bool = True
+    event: str | None = None
 
 
 def done(claim: Claim, result: bytes | None = None, then: tuple[Job, ...] = ()) -> Verdict:
@@ -179,9 +203,14 @@ def retry(claim: Claim, delay: float, failure: Failure, then: tuple[Job, ...] = 
     return Verdict(claim, "retry", None, delay, failure, then)
 
 
-def give_back(claim: Claim, delay: float = 0.0, *, started: bool = True) -> Verdict:
-    """Shutdown or snooze: the job is queued again and no budget is touched."""
-    return Verdict(claim, "give_back", None, delay, started=started)
+def give_back(
+    claim: Claim, delay: float = 0.0, *, started: bool = True, event: str | None = None
+) -> Verdict:
+    """Shutdown, snooze or a wait: the job is queued again and no budget is touched.
+
+    For ``delay`` seconds, or until the ``event`` is sent; at once if it was sent already.
+    """
+    return Verdict(claim, "give_back", None, delay, started=started, event=event)
 
 
 def dead(

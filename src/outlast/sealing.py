@@ -30,8 +30,8 @@ from outlast.job import Claim, Failure, dead
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from outlast.job import Added, Job, Lost, Verdict
-    from outlast.store import Store
+    from outlast.job import Added, Job, Lost, Step, Verdict
+    from outlast.store import Stepping, Store
 
 __all__ = ["Keys", "Vault"]
 
@@ -40,6 +40,7 @@ SEALED = "sealed"
 _SIGNATURE, _CODEC = "outlast-signature", "outlast-codec"
 _MINIMUM = 32
 _NONCE = 12
+_MARK = 32
 
 
 class Keys(Struct, frozen=True, kw_only=True):
@@ -145,7 +146,7 @@ class Vault:
         good, bad = [], []
         for claim in found:
             try:
-                good.append(Claim(self._open(claim.job), claim.receipt))
+                good.append(replace(claim, job=self._open(claim.job)))
             except Untrusted as error:
                 failure = Failure(kind="untrusted", message=str(error))
                 bad.append(dead(claim, failure, started=False))
@@ -166,6 +167,66 @@ class Vault:
     @property
     def _ledger(self) -> Any:
         return cast("Any", self._store)
+
+    # -- steps and events
+
+    async def recall(self, claim: Claim) -> Sequence[Step]:
+        return [self._shown_step(claim, step) for step in await self._steps.recall(claim)]
+
+    def recall_now(self, claim: Claim) -> Sequence[Step]:
+        return [self._shown_step(claim, step) for step in self._steps.recall_now(claim)]
+
+    async def remember(self, claim: Claim, step: Step) -> bool:
+        return await self._steps.remember(claim, self._protect_step(claim, step))
+
+    def remember_now(self, claim: Claim, step: Step) -> bool:
+        return self._steps.remember_now(claim, self._protect_step(claim, step))
+
+    async def emit(self, event: str, payload: bytes, keep: float) -> bool:
+        return await self._steps.emit(event, self._wrap(payload, self._of_event(event)), keep)
+
+    async def event(self, event: str) -> bytes | None:
+        found = await self._steps.event(event)
+        return None if found is None else self._unwrap(found, self._of_event(event))
+
+    @property
+    def _steps(self) -> Stepping:
+        return cast("Stepping", self._store)
+
+    def _protect_step(self, claim: Claim, step: Step) -> Step:
+        if step.result is None:
+            return step
+        return replace(step, result=self._wrap(step.result, _of_step(claim.job, step)))
+
+    def _shown_step(self, claim: Claim, step: Step) -> Step:
+        if step.result is None:
+            return step
+        return replace(step, result=self._unwrap(step.result, _of_step(claim.job, step)))
+
+    def _wrap(self, data: bytes, context: bytes) -> bytes:
+        """Signed or sealed, with the id of the key in front."""
+        name = self._keys.current
+        secret = self._keys.secrets[name]
+        if self._keys.seal:
+            return f"{name}:".encode() + self._lock(secret, data, context)
+        mark = hmac.digest(_derived(secret, b"sign"), context + data, "sha256")
+        return f"{name}:".encode() + mark + data
+
+    def _unwrap(self, data: bytes, context: bytes) -> bytes:
+        """What was wrapped. Raises ``LeaseLost``'s kin for what nobody with a key has written."""
+        name, _, rest = data.partition(b":")
+        secret = self._keys.secrets.get(name.decode(errors="replace"))
+        if secret is not None:
+            if self._keys.seal:
+                return self._unlock(secret, rest, context)
+            mark, found = rest[:_MARK], rest[_MARK:]
+            wanted = hmac.digest(_derived(secret, b"sign"), context + found, "sha256")
+            if hmac.compare_digest(wanted, mark):
+                return found
+        raise Untrusted("a stored step or event was not written by anybody with a known key")
+
+    def _of_event(self, event: str) -> bytes:
+        return f"event\0{self._namespace}\0{event}".encode()
 
     # -- one job
 
@@ -258,6 +319,10 @@ class Vault:
             return cast("bytes", cipher.decrypt(data[:_NONCE], data[_NONCE:], context))
         except (InvalidTag, ValueError):
             raise Untrusted("the seal is broken: the job was changed, or moved; not run") from None
+
+
+def _of_step(job: Job, step: Step) -> bytes:
+    return f"step\0{job.id}\0{step.name}\0".encode() + step.digest
 
 
 def _of_result(job: Job) -> bytes:

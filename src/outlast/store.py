@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
     from pathlib import Path
 
-    from outlast.job import Added, Claim, Death, Job, Lost, Progress, Status, Verdict
+    from outlast.job import Added, Claim, Death, Job, Lost, Progress, Status, Step, Verdict
 
 __all__ = [
     "Cancelled",
@@ -23,6 +23,7 @@ __all__ = [
     "Feature",
     "Ledger",
     "Line",
+    "Stepping",
     "Store",
     "WorkerInfo",
 ]
@@ -137,7 +138,9 @@ class Store(Protocol):
 
         ``None`` among the tasks names queue items. ``newest`` takes the last added first, after
         priority and rank; which job of one lane comes next is then not promised. The jobs become
-        RUNNING, with ``attempt`` one higher. Never waits for work.
+        RUNNING, with ``attempt`` one higher. Never waits for work. A claim's ``fence`` is higher
+        than that of any earlier claim of the job that was started: also after a power cut that
+        lost claims, and after ``revive``.
         """
         ...
 
@@ -228,6 +231,46 @@ class Direct(Protocol):
 
     def depth_now(self, queue: str) -> Depth:
         """``Store.depth``."""
+        ...
+
+
+@runtime_checkable
+class Stepping(Protocol):
+    """Where ``Feature.STEPS`` is set: pieces of a job that are done once, and events.
+
+    A job's steps live as long as the job; ``revive`` keeps them.
+    """
+
+    async def recall(self, claim: Claim) -> Sequence[Step]:
+        """All steps of the job that are stored, in no order, whoever stored them."""
+        ...
+
+    def recall_now(self, claim: Claim) -> Sequence[Step]:
+        """``recall`` for callers that can't await; blocks."""
+        ...
+
+    async def remember(self, claim: Claim, step: Step) -> bool:
+        """Store a step in place of any of that name; durable when this returns.
+
+        False, and nothing is stored, if the receipt does not hold the job any more.
+        """
+        ...
+
+    def remember_now(self, claim: Claim, step: Step) -> bool:
+        """``remember`` for callers that can't await; blocks."""
+        ...
+
+    async def emit(self, event: str, payload: bytes, keep: float) -> bool:
+        """Send an event, and let the jobs go on that wait for it; durable when this returns.
+
+        The first one counts: False, and nothing happens, if it was sent already, in this
+        namespace, less than ``keep`` seconds (as that one had it) ago. A job that was given back
+        with that ``event`` is due at once, whichever of the two came first.
+        """
+        ...
+
+    async def event(self, event: str) -> bytes | None:
+        """The payload of an event, if it was sent and is remembered."""
         ...
 
 

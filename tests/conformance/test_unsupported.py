@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from tests.conformance.steps import FullStore
 
 UNSUPPORTED: dict[str, set[str]] = {
-    "memory": {"STEPS", "JOIN", "backup"},
-    "sqlite": {"STEPS", "JOIN"},
+    "memory": {"JOIN", "backup"},
+    "sqlite": {"JOIN"},
 }
 
 

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from outlast.chance import SystemChance
 from outlast.clock import SystemClock
-from outlast.execution import Current, Means, execute
+from outlast.execution import Means, execute
 from outlast.job import cancelled, dead, done
+from outlast.running import Current
 
 if TYPE_CHECKING:
     from outlast import Failure, Outlast
@@ -28,7 +29,7 @@ async def work(app: Outlast) -> int:
     means = Means(clock=SystemClock(), chance=SystemChance())
     for claim in claims:
         task = app.tasks[claim.job.task or ""]
-        run = Current(claim.job, _unheard)
+        run = Current(claim, _unheard)
         verdict = await asyncio.create_task(execute(claim, task, run, means))
         assert verdict is not None
         await app.store.settle([verdict])

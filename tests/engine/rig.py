@@ -13,7 +13,8 @@ from tests.fakes import FakeClock
 from outlast import Outlast
 from outlast.chance import SeededChance
 from outlast.clock import SystemClock
-from outlast.execution import Current, Means, execute
+from outlast.execution import Means, execute
+from outlast.running import Current
 from outlast.store import Ledger
 from outlast.worker import Worker
 
@@ -137,7 +138,7 @@ class Rig:
     def start(
         self, claim: Claim, means: Means | None = None
     ) -> tuple[Current, asyncio.Task[Verdict | None]]:
-        run = Current(claim.job, self.notes.append)
+        run = Current(claim, self.notes.append)
         means = means or Means(clock=self.time, chance=SeededChance(2))
         task = self.app.tasks[claim.job.task or ""]
         return run, asyncio.ensure_future(execute(claim, task, run, means))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from outlast.app import Outlast
 from outlast.clock import SystemClock
-from outlast.execution import current
+from outlast.running import current
 
 __all__ = ["JOURNAL", "NAMESPACE", "make", "note"]
 

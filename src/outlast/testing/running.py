@@ -9,8 +9,10 @@ from msgspec import Struct
 
 from outlast.access import ledger_of
 from outlast.chance import SystemChance
-from outlast.execution import Current, Means, execute
+from outlast.execution import Means, execute
 from outlast.job import Death, Job, Progress, Status
+from outlast.running import Current
+from outlast.steps import keeper_of
 from outlast.stores.memory.registry import Registry
 from outlast.testing.crash import dies_after
 
@@ -104,7 +106,7 @@ async def run_one(
     job = claim.job
     task: Runnable = app.tasks[job.task or ""]
     notes: list[Progress] = []
-    run = Current(job, notes.append)
+    run = Current(claim, notes.append, keeper_of(store, app.clock))
     if dies_after("claimed"):
         await store.recover_worker(_WORKER, Death(started=frozenset()))
         return False

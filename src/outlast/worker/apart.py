@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from outlast.chance import SystemChance
 from outlast.clock import SystemClock
-from outlast.execution import Current, Means, execute
+from outlast.execution import Means, execute
 from outlast.failing import describe
 from outlast.job import Claim, Failure, Verdict
+from outlast.running import Current
 from outlast.worker.frames import Begun, Hello, Note, Order, Outcome, pack, unpack
 
 if TYPE_CHECKING:
@@ -62,8 +63,9 @@ class Apart:
             self._say(Outcome("dead", None, 0.0, failure, False))
             return
         self._say(Begun())
-        run = Current(job, lambda progress: self._say(Note(progress)))
-        verdict = _drive(task, Claim(job, b""), run, self._means)
+        claim = Claim(job, b"", order.fence)
+        run = Current(claim, lambda progress: self._say(Note(progress)))
+        verdict = _drive(task, claim, run, self._means)
         self._say(
             Outcome(verdict.kind, verdict.result, verdict.delay, verdict.failure, verdict.started)
         )

@@ -8,17 +8,19 @@ import logging
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from outlast.execution import Current, execute
+from outlast.execution import execute
 from outlast.hooks import tell
 from outlast.job import Failure, cancelled, give_back
+from outlast.running import Current
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from outlast.execution import Means, Runnable, Why
+    from outlast.execution import Means, Runnable
     from outlast.hooks import Hooks
     from outlast.job import Claim, Lost, Progress, Verdict
     from outlast.lifeline import Lifeline
+    from outlast.running import Why
 
 __all__ = ["Crew"]
 
@@ -204,7 +206,7 @@ class Crew:
 
     def _start(self, claim: Claim, alone: bool) -> None:
         job = claim.job
-        run = Current(job, self._note)
+        run = Current(claim, self._note, self._means.keeper)
         self.runs[job.id] = run
         # Each in a fresh context: what one job sets there must not be seen by the next.
         run.handle = self._loop.create_task(

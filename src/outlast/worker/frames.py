@@ -27,6 +27,7 @@ class Order(Struct, tag=True, frozen=True):
     """Run this job. The task is looked for in these modules."""
 
     job: Job
+    fence: int
     modules: list[str]
     qualname: str
 

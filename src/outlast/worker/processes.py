@@ -15,8 +15,9 @@ from outlast.worker.frames import Begun, Hello, Note, Order, Outcome, pack, unpa
 if TYPE_CHECKING:
     from asyncio.subprocess import Process
 
-    from outlast.execution import Current, Runnable
+    from outlast.execution import Runnable
     from outlast.job import Claim
+    from outlast.running import Current
     from outlast.worker.frames import Frame
 
 __all__ = ["WorkerProcesses"]
@@ -114,7 +115,7 @@ class WorkerProcesses:
     ) -> Outcome | None:
         """What became of the job; None if its process died."""
         modules = [_importable(task.fn.__module__), *([self._home] if self._home else [])]
-        partner.send(Order(claim.job, modules, task.fn.__qualname__))
+        partner.send(Order(claim.job, claim.fence, modules, task.fn.__qualname__))
         timeout = claim.job.timeout
         limit = asyncio.timeout(None)
         try:

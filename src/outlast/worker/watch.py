@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from outlast.clock import Clock
-    from outlast.execution import Current
     from outlast.hooks import Hooks
     from outlast.lifeline import Lifeline
+    from outlast.running import Current
     from outlast.store import Store
     from outlast.worker.crew import Crew
 

@@ -14,6 +14,7 @@ from outlast.execution import Means
 from outlast.hooks import tell
 from outlast.lifeline import Lifeline
 from outlast.limits import check_name
+from outlast.steps import keeper_of
 from outlast.worker.claims import MAX_AHEAD, MAX_UNSETTLED, Claims
 from outlast.worker.crew import Crew
 from outlast.worker.processes import WorkerProcesses
@@ -152,6 +153,7 @@ class Worker:
             clock=self.clock, chance=self.chance, marks=self.marks,
             threads=threads if self._on_thread else None,
             processes=processes if self._on_thread else None,
+            keeper=keeper_of(store, self.clock),
         )  # fmt: skip
         crew = Crew(self._tasks, means, self.marks, settling.put, self._hooks, self.concurrency)
         settling.settled, crew.fail = crew.settled, self._fail

@@ -10,9 +10,22 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from outlast.errors import KeyConflict, KeyRepeated, QueueFull
-from outlast.job import Added, Claim, Death, Depth, Failure, Job, Lost, Progress, Status, Verdict
+from outlast.job import (
+    Added,
+    Claim,
+    Death,
+    Depth,
+    Failure,
+    Job,
+    Lost,
+    Progress,
+    Status,
+    Step,
+    Verdict,
+)
 from outlast.limits import check_job
 from outlast.stores.memory.bell import Bell
+from outlast.stores.memory.steps import Deeds
 from outlast.stores.memory.table import KeyEntry, Table
 
 if TYPE_CHECKING:
@@ -22,6 +35,10 @@ if TYPE_CHECKING:
     from outlast.stores.memory.order import Line, Row
 
 __all__ = ["Room"]
+
+
+STARTS = 1 << 32
+"""How many starts of a job fit below the epoch in a fence."""
 
 
 class _Plan:
@@ -46,6 +63,7 @@ class Room:
         self.lock = threading.RLock()
         self.bell = Bell()
         self.table = Table(self.bell)
+        self.deeds = Deeds(self.table)
         self.workers: dict[str, WorkerInfo] = {}
 
     def add(self, jobs: Sequence[Job], capacity: int | None, now: float) -> list[Added]:
@@ -98,7 +116,8 @@ class Room:
                 row.lane.park(key, row, newest)
             else:
                 token = receipt()
-                claims.append(Claim(table.start(row, worker, token, lease, now), token))
+                job = table.start(row, worker, token, lease, now)
+                claims.append(Claim(job, token, table.epoch * STARTS + job.attempt))
             if (top := pile.top()) is not None:
                 heappush(heads, (top[0], index))
         return claims
@@ -181,7 +200,8 @@ class Room:
                 count += 1
                 if count == limit:
                     break
-        return count + self.table.fade(now, limit - count)
+        count += self.table.fade(now, limit - count)
+        return count + self.deeds.prune(limit - count, now)
 
     def depth(self, queue: str, now: float) -> Depth:
         self.table.promote(queue, now)
@@ -282,6 +302,13 @@ class Room:
                 line.sort_newest(table.rows.values())
         return lines
 
+    def remember(self, claim: Claim, step: Step, now: float) -> bool:
+        """Store a step, if the claim is still held."""
+        if self._held(claim) is None:
+            return False
+        self.deeds.remember(claim.job.id, step, now)
+        return True
+
     def _held(self, claim: Claim) -> Row | None:
         row = self.table.rows.get(claim.job.id)
         if row is None or row.job.status is not Status.RUNNING or row.receipt != claim.receipt:
@@ -308,7 +335,10 @@ class Room:
                     job = replace(_counted(job, verdict.failure), failure=verdict.failure)
                 if verdict.started:
                     job = replace(job, suspect=False)
-                if verdict.delay > 0:
+                sent = (
+                    verdict.event is not None and self.deeds.event(verdict.event, now) is not None
+                )
+                if verdict.delay > 0 and not sent:
                     job = replace(job, run_at=now + verdict.delay)
                 table.requeue(row, job, now)
 

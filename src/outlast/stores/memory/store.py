@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from outlast.chance import Chance
     from outlast.clock import Clock
-    from outlast.job import Added, Claim, Death, Depth, Job, Lost, Progress, Status, Verdict
+    from outlast.job import Added, Claim, Death, Depth, Job, Lost, Progress, Status, Step, Verdict
     from outlast.store import Cancelled, Line, WorkerInfo
     from outlast.stores.memory.bell import Topic, Waiter
     from outlast.stores.memory.registry import House
@@ -47,6 +47,7 @@ class MemoryStore:
         | Feature.INSPECT
         | Feature.LANES
         | Feature.CAPACITY
+        | Feature.STEPS
         | Feature.PUSH
     )
     durability = Durability.MEMORY
@@ -250,6 +251,28 @@ class MemoryStore:
     async def namespaces(self) -> Sequence[str]:
         self._check_open()
         return [name for name, room in self._house.rooms() if room.table.lines or room.workers]
+
+    async def recall(self, claim: Claim) -> Sequence[Step]:
+        return self.recall_now(claim)
+
+    def recall_now(self, claim: Claim) -> Sequence[Step]:
+        with self._entered() as room:
+            return room.deeds.recall(claim.job.id, self._clock.now())
+
+    async def remember(self, claim: Claim, step: Step) -> bool:
+        return self.remember_now(claim, step)
+
+    def remember_now(self, claim: Claim, step: Step) -> bool:
+        with self._entered() as room:
+            return room.remember(claim, step, self._clock.now())
+
+    async def emit(self, event: str, payload: bytes, keep: float) -> bool:
+        with self._entered() as room:
+            return room.deeds.emit(event, payload, keep, self._clock.now())
+
+    async def event(self, event: str) -> bytes | None:
+        with self._entered() as room:
+            return room.deeds.event(event, self._clock.now())
 
     async def lines(self) -> Sequence[Line]:
         with self._entered() as room:

@@ -13,7 +13,7 @@ from outlast.job import Failure, Job, Status
 from outlast.stores.memory.order import Lane, Line, Pile, Row
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from outlast.stores.memory.bell import Bell
 
@@ -48,6 +48,10 @@ class Table:
         self._endings = Pile()
         self._fading: list[tuple[float, int, Key, KeyEntry]] = []
         self._sequence = 0
+        self.forget: Callable[[str, object], object] = _nothing
+        """Told of the id of each job that is deleted."""
+        self.epoch = 1
+        """Part of every fence; raised when a job's starts are counted anew."""
 
     def insert(self, job: Job, now: float) -> None:
         """A new job; its id and key are known to be free."""
@@ -150,6 +154,7 @@ class Table:
         """An ended job is queued again, in its old place. Its key is known to be free for it."""
         row.stamp += 1
         row.asked = False
+        self.epoch += 1
         self._change(row, Status.QUEUED)
         row.job = job = replace(
             row.job,
@@ -185,6 +190,12 @@ class Table:
             self.keys[job.task, job.key] = KeyEntry(row.job.id, job.digest)
         self._put(row, now)
 
+    def hasten(self, row: Row, now: float) -> None:
+        """A delayed job is due at once."""
+        row.line.take_out(row)
+        row.job = replace(row.job, run_at=None)
+        self._put(row, now)
+
     def remove(self, row: Row) -> None:
         """Forget a job that isn't running. Its key stays as it is."""
         if row.job.status is Status.QUEUED:
@@ -193,6 +204,7 @@ class Table:
         row.stamp += 1
         row.line.counts[row.job.status] -= 1
         del self.rows[row.job.id]
+        self.forget(row.job.id, None)
         self.bell.ring(("room", row.line.queue))
         self.bell.call(("job", row.job.id))
 
@@ -315,6 +327,10 @@ class Table:
     def _free(self, lane: Lane) -> None:
         for queue in lane.let_go():
             self.bell.ring(("news", queue))
+
+
+def _nothing(*_: object) -> None:
+    """Until someone wants to be told."""
 
 
 _OF_CALL = (

@@ -23,6 +23,7 @@ from outlast.stores.sqlite.rows import (
     parse_rows,
 )
 from outlast.stores.sqlite.schema import CANCELLED, DEAD, READY, RUNNING, WAITING
+from outlast.stores.sqlite.steps import EPOCH, STARTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -35,7 +36,8 @@ __all__ = ["claim", "expire", "sequence"]
 _AHEAD = (
     "SELECT EXISTS (SELECT 1 FROM jobs WHERE state = 0 AND due <= ?1),"
     " EXISTS (SELECT 1 FROM jobs WHERE expires_at <= ?1 AND state < 3 AND space = ?2),"
-    " EXISTS (SELECT 1 FROM jobs WHERE space = ?2 AND lane IS NOT NULL AND state < 4)"
+    " EXISTS (SELECT 1 FROM jobs WHERE space = ?2 AND lane IS NOT NULL AND state < 4),"
+    f" {EPOCH}"
 )
 _DUE = "SELECT seq, line FROM jobs WHERE state = 0 AND due <= ? ORDER BY due LIMIT ?"
 _COME_DUE = (
@@ -116,7 +118,7 @@ def claim(
     """See ``Store.claim``."""
     now = moves.clock.now()
     execute = moves.connection.execute
-    due, expired, lanes = execute(_AHEAD, (now, moves.space)).get
+    due, expired, lanes, epoch = execute(_AHEAD, (now, moves.space)).get
     if due:
         _promote(moves, now)
     if expired:
@@ -137,7 +139,7 @@ def claim(
             execute(_TAKE % _SOME, (*taken, dump(chosen).decode()))
         else:
             execute(_TAKE % _candidates(lines), (*taken, left))
-        damaged = _read(moves, token, now, worker, claims)
+        damaged = _read(moves, token, now, worker, epoch * STARTS, claims)
     moves.tell(ROOM)
     if newest:
         claims.sort(key=lambda c: (-c.job.priority, c.job.rank, -sequence(c.receipt)))
@@ -237,7 +239,9 @@ def _newest(moves: Moves, lines: Sequence[int], limit: int) -> list[int]:
     return found
 
 
-def _read(moves: Moves, token: bytes, now: float, worker: str, claims: list[Claim]) -> bool:
+def _read(
+    moves: Moves, token: bytes, now: float, worker: str, epoch: int, claims: list[Claim]
+) -> bool:
     """Add what was taken under this token to the claims; whether some of it was damaged."""
     try:
         rows = parse_rows(moves.connection.execute(_TAKEN, (token,)).get)
@@ -265,7 +269,7 @@ def _read(moves: Moves, token: bytes, now: float, worker: str, claims: list[Clai
             damaged.append(seq)
             continue
         usual = usual and tail is None
-        claims.append(Claim(job, token + seq.to_bytes(8, "big")))
+        claims.append(Claim(job, token + seq.to_bytes(8, "big"), epoch + job.attempt))
         if job.key_queued:
             let_go(moves, claims[-1:])
     for line, number in counts.items():

@@ -13,6 +13,7 @@ from outlast.stores.sqlite.bell import ENDED, ROOM, WORK
 from outlast.stores.sqlite.keys import answer_keyed
 from outlast.stores.sqlite.rows import crc, dump, fetch, option, opts_of
 from outlast.stores.sqlite.schema import CANCELLED, DEAD, DONE, HELD, READY, RUNNING, WAITING
+from outlast.stores.sqlite.steps import forget
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -392,6 +393,7 @@ class Moves:
             if keeps[seq] == 0 and state != DEAD:
                 self.count(line, state, -1)
         if gone:
+            forget(self, gone)
             self.connection.execute(_DROP, (dump(gone).decode(),))
         keyed = [
             (self.name(line)[1] or "", key, identifier, now + (option(opts, "keep_key", DAY) or 0))

@@ -10,6 +10,7 @@ import apsw
 
 from outlast.errors import DurabilityError, StoreFull, StoreUnavailable
 from outlast.stores.sqlite import files, schema
+from outlast.stores.sqlite.steps import NEXT_EPOCH
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -87,4 +88,6 @@ def _note_restart(connection: apsw.Connection) -> None:
         if connection.execute(_KNOWN_BOOT).get != boot:
             connection.execute(_ALL_OVERDUE)
             connection.execute(_NEW_BOOT, (boot,))
+            # A claim that was not synced may be made again, and is to have another fence.
+            connection.execute(NEXT_EPOCH)
     connection.execute("COMMIT")

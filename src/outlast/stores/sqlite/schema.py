@@ -127,7 +127,30 @@ CREATE TABLE workers (
 ) STRICT, WITHOUT ROWID;
 """
 
-MIGRATIONS: Sequence[str] = (_FIRST,)
+_STEPS = """
+CREATE TABLE steps (
+    space INTEGER NOT NULL,
+    job TEXT NOT NULL,
+    name TEXT NOT NULL,
+    digest BLOB NOT NULL,
+    result BLOB,
+    until REAL,
+    event TEXT,
+    PRIMARY KEY (space, job, name)
+) STRICT, WITHOUT ROWID;
+CREATE INDEX steps_event ON steps (space, event) WHERE event IS NOT NULL AND result IS NULL;
+CREATE TABLE events (
+    space INTEGER NOT NULL,
+    name TEXT NOT NULL,
+    payload BLOB NOT NULL,
+    until REAL NOT NULL,
+    PRIMARY KEY (space, name)
+) STRICT, WITHOUT ROWID;
+CREATE INDEX events_until ON events (space, until);
+INSERT INTO meta VALUES ('epoch', '1');
+"""
+
+MIGRATIONS: Sequence[str] = (_FIRST, _STEPS)
 """Forward only. The n-th script makes version n; script and version are one transaction."""
 
 

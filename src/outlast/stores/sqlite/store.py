@@ -35,6 +35,7 @@ from outlast.stores.sqlite.moves import Moves
 from outlast.stores.sqlite.news import News
 from outlast.stores.sqlite.op import Op
 from outlast.stores.sqlite.reader import Reader
+from outlast.stores.sqlite.steps import Stepped
 from outlast.stores.sqlite.verdicts import settle
 from outlast.stores.sqlite.writer import Writer
 from outlast.stores.urls import file_url
@@ -53,10 +54,10 @@ __all__ = ["SqliteStore"]
 T = TypeVar("T")
 
 
-class SqliteStore:
+class SqliteStore(Stepped):
     """Jobs in one file on this machine."""
 
-    features = ~(Feature.STEPS | Feature.JOIN)
+    features = ~Feature.JOIN
 
     def __init__(
         self,

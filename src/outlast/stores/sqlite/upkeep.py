@@ -18,6 +18,7 @@ from outlast.stores.sqlite.schema import (
     RUNNING,
     WAITING,
 )
+from outlast.stores.sqlite.steps import forget, fresh_epoch
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -89,6 +90,10 @@ _DROP = "DELETE FROM jobs WHERE seq IN (SELECT value FROM json_each(?))"
 _OLD_KEYS = (
     "DELETE FROM keys WHERE (space, task, key) IN"
     " (SELECT space, task, key FROM keys WHERE until <= ? AND space = ? LIMIT ?)"
+)
+_OLD_EVENTS = (
+    "DELETE FROM events WHERE (space, name) IN"
+    " (SELECT space, name FROM events WHERE until <= ? AND space = ? LIMIT ?)"
 )
 _BY_ID = f"SELECT {_ROW} FROM jobs WHERE id = ? AND space = ?"
 _ASK = "UPDATE jobs SET cancel = 1 WHERE seq = ?"
@@ -243,6 +248,9 @@ def prune(moves: Moves, limit: int) -> int:
     if done < limit:
         execute(_OLD_KEYS, (now, moves.space, limit - done))
         done += moves.connection.changes()
+    if done < limit:
+        execute(_OLD_EVENTS, (now, moves.space, limit - done))
+        done += moves.connection.changes()
     execute(_FORGET, (moves.space, now - _WORKER_MEMORY))
     moves.flush()
     moves.recount(line for (line,) in fetch(moves.connection, _UNCOUNTED, moves.space))
@@ -251,6 +259,7 @@ def prune(moves: Moves, limit: int) -> int:
 
 def _drop(moves: Moves, rows: Sequence[tuple[int, int, int]]) -> int:
     if rows:
+        forget(moves, [seq for seq, _, _ in rows])
         moves.connection.execute(_DROP, (dump([seq for seq, _, _ in rows]).decode(),))
         for _, line, state in rows:
             moves.count(line, state, -1)
@@ -305,6 +314,7 @@ def revive(moves: Moves, ids: Sequence[str]) -> list[bool]:
             digest = option(opts, "digest", b"")
             execute(_TAKE_KEY, (moves.space, moves.name(line)[1] or "", key, identifier, digest))
     if rows:
+        fresh_epoch(moves)
         moves.tell(WORK)
     return answers
 

@@ -10,6 +10,7 @@ from outlast.stores.sqlite.claims import sequence
 from outlast.stores.sqlite.moves import Careful
 from outlast.stores.sqlite.rows import dump
 from outlast.stores.sqlite.schema import CANCELLED, DEAD, DONE, READY, RUNNING, WAITING
+from outlast.stores.sqlite.steps import forget_of, sent
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -108,6 +109,8 @@ class _Batch:
             keep = job.keep
             if keep == 0:
                 self.gone.append((seq, token))
+                if job.task is not None:
+                    forget_of(self.moves, job.id)
                 self._leave(job, DONE)
                 return
             gone_at = None if keep is None else self.now + keep
@@ -142,6 +145,7 @@ class _Batch:
         self._leave(job, state)
         if state == CANCELLED and job.keep == 0:
             self.gone.append((seq, token))
+            forget_of(self.moves, job.id)
             return
         keep = None if state == DEAD else job.keep
         # What would have come back but for a cancel request was cancelled, whatever it did last.
@@ -163,7 +167,10 @@ class _Batch:
 
     def _give_back(self, verdict: Verdict, seq: int) -> None:
         job, moves = verdict.claim.job, self.moves
-        state = WAITING if verdict.delay > 0 else READY
+        delay = verdict.delay
+        if verdict.event is not None and sent(moves, verdict.event):
+            delay = 0.0
+        state = WAITING if delay > 0 else READY
         moves.moved(moves.line(job.queue, job.task), RUNNING, state)
         if job.lane is not None and not verdict.started:
             self.lanes.append(job.lane)
@@ -172,7 +179,7 @@ class _Batch:
                 seq,
                 verdict.claim.receipt[:16],
                 state,
-                verdict.delay,
+                delay,
                 None if verdict.failure is None else dump(verdict.failure).decode(),
                 *_counted(verdict),
                 int(not verdict.started),

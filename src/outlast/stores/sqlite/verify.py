@@ -75,6 +75,11 @@ _QUESTIONS = (
         "are live and don't hold their key",
     ),
     (
+        "SELECT DISTINCT s.job FROM steps s LEFT JOIN jobs j ON j.id = s.job AND j.space = s.space"
+        " WHERE j.seq IS NULL",
+        "have steps and aren't there",
+    ),
+    (
         "SELECT min(seq) FROM jobs WHERE lane IS NOT NULL AND state = 3"
         " GROUP BY space, lane HAVING count(*) > 1",
         "share a lane with another job that is running",
