@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -25,7 +26,8 @@ def _path() -> str:
 
 
 def _servers() -> str | None:
-    return _missing_tools("postgres", "redis-server", "rabbitmq-server")
+    places = [shutil.which("postgres"), *Path("/usr/lib/postgresql").glob("*/bin/postgres")]
+    return None if any(places) else "PostgreSQL is not installed (Debian: postgresql)"
 
 
 def _cut() -> str | None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import importlib
 import itertools
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.conformance import servers
 from tests.conformance.steps import FullStore
 from tests.fakes import FakeClock
 
@@ -15,10 +16,10 @@ from outlast.store import Durability
 from outlast.stores import connect
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterator
     from pathlib import Path
 
-KINDS = ("memory", "sqlite")
+KINDS = ("memory", "sqlite", "postgresql")
 
 _names = itertools.count(1)
 
@@ -70,12 +71,27 @@ def _has_sqlite() -> bool:
         return False
 
 
-@pytest.fixture(params=KINDS)
+def _param(kind: str) -> Any:
+    marks = [pytest.mark.needs("servers")] if kind == "postgresql" else []
+    return pytest.param(kind, marks=marks)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _servers_end() -> Iterator[None]:
+    yield
+    servers.remove()
+
+
+@pytest.fixture(params=map(_param, KINDS))
 async def place(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Place]:
     kind = request.param
     if kind == "sqlite" and not _has_sqlite():
         pytest.skip("NOT TESTED: outlast.stores.sqlite is not there")
     url = f"sqlite:///{tmp_path}/jobs.db" if kind == "sqlite" else f"memory://t{next(_names)}"
+    if kind == "postgresql":
+        server = servers.shared()
+        await servers.empty(server)
+        url = server.url()
     place = Place(kind, url)
     yield place
     await place.close()

@@ -30,7 +30,8 @@ def connect(
 
     ``sqlite:///jobs.db`` is a file in this folder, ``sqlite:////srv/jobs.db`` an absolute path.
     ``memory://`` is a store of its own with each call, ``memory://name`` is shared by all in this
-    process that use the name. ``durability``, here or as ``?durability=`` in the URL, is what must
+    process that use the name. ``postgresql://user@host/database`` is a server, with the driver
+    of the extra ``postgres``. ``durability``, here or as ``?durability=`` in the URL, is what must
     hold: power if nothing is said, and just memory for a memory store. With ``create=False`` a
     missing file is an error of ``open``.
 
@@ -54,6 +55,18 @@ def connect(
 
         return open_memory(
             address.path, namespace=namespace, durability=required, clock=clock, chance=chance
+        )
+    if address.scheme == "postgresql":
+        from outlast.stores.postgres import open_postgres
+
+        return open_postgres(
+            address.path,
+            address.options,
+            namespace=namespace,
+            durability=required,
+            create=create,
+            clock=clock,
+            chance=chance,
         )
     from outlast.stores.sqlite import open_sqlite
 

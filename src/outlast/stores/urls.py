@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from urllib.parse import parse_qsl, quote, unquote
+from collections.abc import Mapping
+from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
 from msgspec import Struct
 
@@ -14,19 +15,31 @@ from outlast.store import Durability
 
 __all__ = ["Address", "file_url", "parse", "redact"]
 
-_EXAMPLES = "memory://, sqlite:///jobs.db (this folder) or sqlite:////var/lib/app/jobs.db"
-_LATER = ("amqp", "amqps", "postgres", "postgresql", "redis", "rediss", "valkey")
+_EXAMPLES = (
+    "memory://, sqlite:///jobs.db (this folder), sqlite:////var/lib/app/jobs.db or"
+    " postgresql://user@host/database"
+)
+_LATER = ("amqp", "amqps", "redis", "rediss", "valkey")
+_POSTGRES = ("postgresql", "postgres")
+_POSTGRES_OPTIONS = ("schema", "pooler", "notify")
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _SECRETS = re.compile(r"(?i)([?&;][^=&;]*(?:pass|pwd|secret|token|key|auth)[^=&;]*=)[^&;#]*")
 _CLASSES = {str(each): each for each in Durability}
 
 
 class Address(Struct, frozen=True, kw_only=True):
-    """Where a store is: its kind, what comes after ``://``, and what the query asks for."""
+    """Where a store is: its kind, what comes after ``://``, and what the query asks for.
+
+    For a server ``path`` is a URL for its driver, which may hold a password.
+    """
 
     scheme: str
     path: str
     durability: Durability | None = None
+    options: Mapping[str, str] = {}
+
+    def __repr__(self) -> str:
+        return f"Address({self.scheme!r}, {redact(self.path)!r})"
 
 
 def redact(url: str) -> str:
@@ -60,18 +73,51 @@ def parse(url: str) -> Address:
         raise ConfigurationError(
             f"{redact(url)!r}: {scheme} is not in this version: use {_EXAMPLES}"
         )
-    if scheme not in ("memory", "sqlite"):
+    if scheme not in ("memory", "sqlite", *_POSTGRES):
         raise ConfigurationError(f"{redact(url)!r}: no store is called {scheme!r}: use {_EXAMPLES}")
     if any(not mark.isprintable() for mark in url):
         raise ConfigurationError(f"{redact(url)!r} holds a character that can't be seen")
     rest, _, query = url[match.end() :].partition("?")
     if "#" in rest + query:
         raise ConfigurationError(f"{redact(url)!r}: write %23 for a # in a name")
+    if scheme in _POSTGRES:
+        return _server(rest, query, url)
     return Address(
         scheme=scheme,
         path=_room(rest, url) if scheme == "memory" else _file(rest, url),
         durability=_durability(query, url),
     )
+
+
+def _server(rest: str, query: str, url: str) -> Address:
+    """A PostgreSQL server: what is not ours in the query is for the driver."""
+    ours: dict[str, str] = {}
+    theirs: list[tuple[str, str]] = []
+    asked: list[tuple[str, str]] = []
+    for name, value in parse_qsl(query, keep_blank_values=True):
+        if name == "durability":
+            asked.append((name, value))
+        elif name in _POSTGRES_OPTIONS:
+            ours[name] = value
+        else:
+            theirs.append((name, value))
+    path = f"postgresql://{rest}"
+    try:
+        parts = urlsplit(path)
+        _ = parts.port if "," not in parts.netloc else None
+    except ValueError:
+        raise ConfigurationError(
+            f"{redact(url)!r} can't be read: write %40 for an @ in a password, %2F for a /"
+        ) from None
+    if "/" in parts.path[1:]:
+        raise ConfigurationError(
+            f"{redact(url)!r}: a database name holds no /; write %40 for an @ in a password, %2F"
+            " for a /"
+        )
+    if theirs:
+        path += "?" + urlencode(theirs)
+    durability = _durability(urlencode(asked), url)
+    return Address(scheme="postgresql", path=path, durability=durability, options=ours)
 
 
 def _room(rest: str, url: str) -> str:

@@ -1,0 +1,165 @@
+"""Rings for other processes and hears theirs: NOTIFY, seldom, and LISTEN, seen to work.
+
+A NOTIFY takes a lock that all notifying commits of a server share, and wakes every listener of the
+database. So it is sent after the commit, in a transaction of its own that waits for no disk, and at
+most twenty times a second; what comes in between is told together. Who doesn't hear of something
+finds it by polling.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from typing import TYPE_CHECKING, Any
+
+import asyncpg
+
+from outlast.errors import StoreError
+from outlast.stores.postgres.news import EVERYWHERE
+from outlast.stores.postgres.turn import ROOM, WORK
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from asyncpg import Connection
+
+    from outlast.stores.postgres.address import Address
+    from outlast.stores.postgres.link import Link
+    from outlast.stores.postgres.news import News
+
+__all__ = ["Bell"]
+
+_log = logging.getLogger(__name__)
+
+SPACING = 0.05
+"""Seconds between two rings of one process."""
+MOST_QUEUES = 20
+"""Queues named in one ring; more are told as all of them."""
+LOOK = 10.0
+"""Seconds after which a quiet connection is asked whether it still listens."""
+_RING = "SELECT set_config('synchronous_commit', 'off', true), pg_notify($1::text, $2::text)"
+_LISTENS = "SELECT EXISTS (SELECT 1 FROM pg_listening_channels() c WHERE c = $1::text)"
+_KINDS = (WORK, ROOM)
+
+
+class Bell:
+    """Used in the store's own event loop alone, but for ``listens``."""
+
+    def __init__(self, address: Address, channel: str, me: str, hearing: Link, news: News) -> None:
+        self.listens = False
+        """Whether news of other processes are pushed to us."""
+        self._address = address
+        self._channel = channel
+        self._me = me
+        self._hearing = hearing
+        self._news = news
+        self._pending: dict[str, set[str]] = {}
+        self._rung_at = -1e9
+        self._keeper: asyncio.Task[None] | None = None
+        self._warned = False
+        hearing.check = self._connected
+        hearing.lost = self._deaf
+
+    # -- ringing
+
+    def tell(self, news: dict[str, set[str]]) -> None:
+        """Note what others are to hear of."""
+        if self._address.notify:
+            for kind in _KINDS:
+                if news.get(kind):
+                    self._pending.setdefault(kind, set()).update(news[kind])
+
+    def due_in(self) -> float | None:
+        """In how many seconds to ring, or None if there is nothing to tell."""
+        if not self._pending:
+            return None
+        return max(0.0, self._rung_at + SPACING - time.monotonic())
+
+    async def ring(self, link: Link) -> None:
+        """Tell the others. What can't be told now is found by polling."""
+        pending, self._pending = self._pending, {}
+        self._rung_at = time.monotonic()
+        parts = [self._me]
+        for kind, queues in pending.items():
+            named = sorted(queues) if len(queues) <= MOST_QUEUES else [EVERYWHERE]
+            parts.append(f"{kind}:{','.join(named)}")
+        try:
+            await link.plain(_RING, self._channel, "|".join(parts))
+        except (StoreError, OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+            _log.info("%s: news could not be told: %s", self._address.shown, type(error).__name__)
+
+    # -- hearing
+
+    def listen(self) -> None:
+        """Somebody waits for news from now on: keep a connection that hears them."""
+        if self._keeper is None and self._address.notify and not self._address.pooled:
+            self._keeper = asyncio.get_running_loop().create_task(self._keep())
+
+    async def close(self) -> None:
+        keeper, self._keeper = self._keeper, None
+        self.listens = False
+        if keeper is not None:
+            keeper.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await keeper
+
+    async def _keep(self) -> None:
+        """Have a listening connection at all times, and see that it is one."""
+        while True:
+            pause = LOOK
+            quiet = time.monotonic() - self._hearing.used_at
+            if not self.listens or quiet >= LOOK:
+                try:
+                    [[listens]] = await self._hearing.plain(_LISTENS, self._channel)
+                except (StoreError, OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
+                    # Its own backoff is in the way of doing this too often.
+                    pause = 0.2
+                else:
+                    if not listens:
+                        self._cannot_listen()
+                        return
+            if self._address.pooled:
+                return
+            await asyncio.sleep(pause if not self.listens else LOOK - min(quiet, LOOK - 1))
+
+    async def _connected(self, connection: Connection) -> None:
+        """A new connection: whatever was committed meanwhile, nobody has told us."""
+        if self._address.notify and not self._address.pooled:
+            await connection.add_listener(self._channel, self._heard)
+            self.listens = True
+            self._wake_everybody()
+
+    def _deaf(self) -> None:
+        was, self.listens = self.listens, False
+        if was:
+            self._wake_everybody()
+            if self._keeper is not None:
+                self._keeper.cancel()
+                self._keeper = asyncio.get_running_loop().create_task(self._keep())
+
+    def _cannot_listen(self) -> None:
+        self.listens = False
+        if not self._warned:
+            self._warned = True
+            _log.warning(
+                "%s: LISTEN does not last here (a pooler in transaction mode?): news are polled"
+                " for instead; ?pooler=transaction in the URL says so at once", self._address.shown,
+            )  # fmt: skip
+        self._address.pooled = True
+        self._wake_everybody()
+
+    def _wake_everybody(self) -> None:
+        for kind in _KINDS:
+            self._news.heard(kind, (EVERYWHERE,))
+
+    def _heard(self, connection: Any, pid: int, channel: str, payload: Any) -> None:
+        sender, *parts = str(payload).split("|")
+        if sender == self._me:
+            return
+        for part in parts:
+            kind, _, named = part.partition(":")
+            queues: Collection[str] = named.split(",")
+            if kind in _KINDS:
+                self._news.heard(kind, queues)

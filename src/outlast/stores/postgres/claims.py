@@ -1,0 +1,212 @@
+"""Claims: which jobs come next, and handing them out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from outlast.job import Claim
+from outlast.stores.postgres.ends import expire
+from outlast.stores.postgres.rows import LIVE, job_from
+from outlast.stores.postgres.schema import READY, RUNNING, WAITING
+from outlast.stores.postgres.turn import ROOM, WORK
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+
+    from outlast.stores.postgres.turn import Turn
+
+__all__ = ["claim", "next_due", "sequence"]
+
+_AHEAD = (
+    "SELECT EXISTS (SELECT 1 FROM @jobs WHERE state = 0 AND due <= $1::float8),"
+    " EXISTS (SELECT 1 FROM @jobs WHERE expires_at <= $1::float8 AND state < 3"
+    " AND expires_at IS NOT NULL),"
+    " EXISTS (SELECT 1 FROM @jobs WHERE lane IS NOT NULL AND state < 2),"
+    " (SELECT count(*) FROM @lines),"
+    " ARRAY(SELECT queue FROM @pauses), ARRAY(SELECT queue FROM @bounded)"
+)
+_PROMOTE = (
+    "WITH p AS (UPDATE @jobs SET state = 1 WHERE state = 0 AND seq = ANY(ARRAY("
+    "SELECT seq FROM @jobs WHERE state = 0 AND due <= $1::float8 ORDER BY due LIMIT $2::int"
+    " FOR UPDATE SKIP LOCKED)) RETURNING line) SELECT line, count(*) FROM p GROUP BY line"
+)
+_ORDER = "priority DESC, rank, due, seq"
+_ONE_LINE = (
+    f"SELECT seq FROM @jobs WHERE line = $1::int AND state = 1 AND lane IS NULL ORDER BY {_ORDER}"
+    " LIMIT $2::int FOR UPDATE SKIP LOCKED"
+)
+# Each line gives as many as it has among the first of all; then only those are locked.
+_MERGED = (
+    "SELECT p.seq FROM (SELECT t.line, count(*) AS n FROM (SELECT l.line, j.* FROM"
+    " unnest($1::int[]) AS l(line), LATERAL (SELECT priority, rank, due, seq FROM @jobs"
+    f" WHERE line = l.line AND state = 1 AND lane IS NULL ORDER BY {_ORDER} LIMIT $2::int) AS j"
+    f" ORDER BY {_ORDER} LIMIT $2::int) AS t GROUP BY t.line) AS q, LATERAL (SELECT seq FROM @jobs"
+    f" WHERE line = q.line AND state = 1 AND lane IS NULL ORDER BY {_ORDER} LIMIT q.n"
+    " FOR UPDATE SKIP LOCKED) AS p"
+)
+_CHOSEN = (
+    "SELECT seq FROM @jobs WHERE seq = ANY($1::bigint[]) AND state = 1 LIMIT $2::int"
+    " FOR UPDATE SKIP LOCKED"
+)
+_TAKE = (
+    "UPDATE @jobs SET state = 3, receipt = $3::bytea, lease = $4::float8, worker = $5::text,"
+    " started_at = $6::float8, attempt = attempt + 1 WHERE seq = ANY(ARRAY({})) AND state = 1"
+    f" RETURNING {LIVE}"
+)
+_TAKE_ONE_LINE, _TAKE_MERGED, _TAKE_CHOSEN = map(_TAKE.format, (_ONE_LINE, _MERGED, _CHOSEN))
+_IN_ORDER = (
+    "SELECT j.seq, j.lane FROM unnest($1::int[]) AS l(line), LATERAL (SELECT seq, lane, priority,"
+    f" rank, due FROM @jobs WHERE line = l.line AND state = 1 ORDER BY {_ORDER} LIMIT $2::int)"
+    f" AS j ORDER BY {_ORDER} LIMIT $2::int"
+)
+_HOLDERS = (
+    "SELECT lane, seq FROM @jobs WHERE lane = ANY($1::text[]) AND lane IS NOT NULL"
+    " AND (state = 3 OR state < 3 AND attempt > 0)"
+)
+_HOLD = (
+    "UPDATE @jobs SET state = 2 WHERE state = 1 AND seq = ANY(ARRAY(SELECT seq FROM @jobs"
+    " WHERE seq = ANY($1::bigint[]) AND state = 1 FOR UPDATE SKIP LOCKED))"
+)
+_TOPS = (
+    "SELECT max(t.priority) FROM unnest($1::int[]) AS l(line), LATERAL (SELECT priority FROM @jobs"
+    " WHERE line = l.line AND state = 1 AND priority < $2::smallint ORDER BY priority DESC LIMIT 1)"
+    " AS t"
+)
+_NEWEST = (
+    "SELECT j.seq, j.lane FROM unnest($1::int[]) AS l(line), LATERAL ((SELECT seq, lane, rank"
+    " FROM @jobs WHERE line = l.line AND state = 1 AND priority = $2::smallint AND rank = ''"
+    " AND due = 'Infinity' ORDER BY seq DESC LIMIT $3::int) UNION ALL (SELECT seq, lane, rank"
+    " FROM @jobs WHERE line = l.line AND state = 1 AND priority = $2::smallint AND (rank > ''"
+    " OR due < 'Infinity') ORDER BY rank, seq DESC LIMIT $3::int)) AS j"
+    " ORDER BY j.rank, j.seq DESC LIMIT $3::int"
+)
+_NEXT_DUE = (
+    "SELECT min(due) FROM @jobs WHERE state = 0 AND line <> ALL(ARRAY(SELECT l.id FROM @lines l"
+    " JOIN @pauses p USING (queue)))"
+)
+_ABOVE_ALL = 1000
+BITE = 2000
+"""Jobs that become due, or expire, in one claim; more take another."""
+
+
+def sequence(receipt: bytes) -> int:
+    """The row that a receipt of ours points at."""
+    return int.from_bytes(receipt[16:], "big", signed=True)
+
+
+async def claim(
+    turn: Turn,
+    token: bytes,
+    queues: Collection[str],
+    tasks: Collection[str | None],
+    limit: int,
+    lease: float,
+    worker: str,
+    newest: bool,
+) -> list[Claim]:
+    """See ``Store.claim``."""
+    [ahead] = await turn.fetch(_AHEAD, turn.now)
+    due, expired, lanes, count, paused, bounded = ahead
+    if due:
+        await _promote(turn)
+    if expired:
+        await expire(turn, BITE)
+    if count != len(turn.lines.names):
+        await turn.lines.load(turn.connection, turn.names)
+    wanted = set(queues) - set(paused)
+    lines = [
+        number
+        for (queue, task), number in turn.lines.ids.items()
+        if queue in wanted and task in tasks
+    ]
+    if not lines:
+        return []
+    taken = (token, turn.mono + lease, worker, turn.now)
+    if newest or lanes:
+        chosen = await _pick(turn, lines, limit, newest)
+        rows = await turn.fetch(_TAKE_CHOSEN, chosen, limit, *taken) if chosen else []
+    elif len(lines) == 1:
+        rows = await turn.fetch(_TAKE_ONE_LINE, lines[0], limit, *taken)
+    else:
+        rows = await turn.fetch(_TAKE_MERGED, lines, limit, *taken)
+    claims = _read(turn, rows, token, newest)
+    if not bounded:
+        return claims
+    turn.tell(ROOM, {claim.job.queue for claim in claims if claim.job.queue in bounded})
+    return claims
+
+
+async def next_due(turn: Turn) -> float | None:
+    """In how many seconds the next delayed job comes due, if there is one."""
+    due: float | None = await turn.value(_NEXT_DUE)
+    return None if due is None else due - turn.now
+
+
+async def _promote(turn: Turn) -> None:
+    """What has become due joins its line."""
+    for line, number in await turn.fetch(_PROMOTE, turn.now, BITE):
+        turn.moved(line, WAITING, READY, number)
+        turn.tell(WORK, ((await turn.name(line))[0],))
+
+
+async def _pick(turn: Turn, lines: Sequence[int], limit: int, newest: bool) -> list[int]:
+    """Choose row by row: one of each lane at most, none of a lane that is held.
+
+    What has to wait for its lane leaves the line (HELD), so that it is passed over only once. One
+    lock is held until the commit, so that no two claims look at the lanes at once.
+    """
+    await turn.lock("lanes")
+    chosen: dict[int, str | None] = {}
+    while True:
+        found = await _newest(turn, lines, limit) if newest else await _in_order(turn, lines, limit)
+        rows = [(seq, lane) for seq, lane in found if seq not in chosen]
+        holders = await _holders(turn, {lane for _, lane in rows if lane is not None})
+        held = []
+        for seq, lane in rows[: limit - len(chosen)]:
+            if lane is None or (lane not in chosen.values() and holders.get(lane, set()) <= {seq}):
+                chosen[seq] = lane
+            else:
+                held.append(seq)
+        if not held or not await turn.execute(_HOLD, held):
+            return list(chosen)
+
+
+async def _holders(turn: Turn, lanes: Collection[str]) -> Mapping[str, set[int]]:
+    found: dict[str, set[int]] = {}
+    if lanes:
+        for lane, seq in await turn.fetch(_HOLDERS, sorted(lanes)):
+            found.setdefault(lane, set()).add(seq)
+    return found
+
+
+async def _in_order(turn: Turn, lines: Sequence[int], limit: int) -> list[Any]:
+    return await turn.fetch(_IN_ORDER, lines, limit)
+
+
+async def _newest(turn: Turn, lines: Sequence[int], limit: int) -> list[Any]:
+    """Last in, first out: by priority, then rank, then the highest sequence."""
+    found: list[Any] = []
+    below = _ABOVE_ALL
+    while len(found) < limit:
+        below = await turn.value(_TOPS, lines, below)
+        if below is None:
+            break
+        found += (await turn.fetch(_NEWEST, lines, below, limit))[: limit - len(found)]
+    return found
+
+
+def _read(turn: Turn, rows: Sequence[Any], token: bytes, newest: bool) -> list[Claim]:
+    found: list[tuple[Any, Claim]] = []
+    counts: dict[int, int] = {}
+    names = turn.lines.names
+    for row in rows:
+        seq, line = row[0], row[2]
+        counts[line] = counts.get(line, 0) + 1
+        job = job_from(row, names[line])
+        due = row[10]
+        key = (-job.priority, job.rank, -seq) if newest else (-job.priority, job.rank, due, seq)
+        found.append((key, Claim(job, token + seq.to_bytes(8, "big", signed=True))))
+    for line, number in counts.items():
+        turn.moved(line, READY, RUNNING, number)
+    found.sort(key=lambda pair: pair[0])
+    return [claim for _, claim in found]

@@ -1,0 +1,336 @@
+"""The store's own thread and event loop: it writes in groups, reads, rings and listens.
+
+The driver's connections live in this one loop from beginning to end. A caller that is cancelled
+stops waiting, no more: nothing on a connection is ever cut off in the middle.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections import deque
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from outlast.errors import EnqueueUncertain, OutlastError, StoreClosed
+from outlast.job import Added
+from outlast.limits import are_alike, is_plain
+from outlast.stores.postgres.adds import Careful, Refused, add_carefully, add_fresh
+from outlast.stores.postgres.bell import Bell
+from outlast.stores.postgres.faults import Dropped, is_ours, mapped
+from outlast.stores.postgres.link import CLAIMING, SETTLING, Link
+from outlast.stores.postgres.news import EVERYWHERE
+from outlast.stores.postgres.op import Op, deliver
+from outlast.stores.postgres.turn import ROOM, WORK, Lines
+from outlast.stores.postgres.upkeep import compact
+from outlast.stores.postgres.verdicts import lines_of, settle
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Coroutine, Sequence
+
+    from asyncpg import Connection
+
+    from outlast.clock import Clock
+    from outlast.job import Job, Lost
+    from outlast.stores.postgres.address import Address
+    from outlast.stores.postgres.news import News
+    from outlast.stores.postgres.schema import Names
+    from outlast.stores.postgres.turn import Turn
+
+__all__ = ["Engine"]
+
+T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
+
+GROUP = 2000
+"""Rows in one transaction, roughly: beyond that the others have waited long enough."""
+COMPACT_EVERY = 500
+"""Transactions after which this process sums up the log of counts, should no worker do it."""
+_BOUND = "INSERT INTO @bounded (queue) SELECT unnest($1::text[]) ON CONFLICT DO NOTHING"
+
+
+class Engine:
+    """Two connections: one for what is promised, one for claims, reads and news."""
+
+    def __init__(
+        self,
+        address: Address,
+        names: Names,
+        clock: Clock,
+        news: News,
+        me: str,
+        commit: str,
+        check: Callable[[Connection], Awaitable[None]],
+    ) -> None:
+        self._address = address
+        self._news = news
+        self._settling = SETTLING.format(commit=commit)
+        self._waiting: deque[Op[Any]] = deque()
+        self._bounded: set[str] = set()
+        self._turns = 0
+        self._closing = False
+        self._asleep = False
+        self._awake = threading.Event()
+        self._loop = asyncio.new_event_loop()
+        lines = Lines()
+        self._writing = Link(address, names, lines, clock, "writing")
+        self._reading = Link(address, names, lines, clock, "reading")
+        self.bell = Bell(address, names.schema, me, self._reading, news)
+        self._writing.check = check
+        listen = self.bell._connected
+        self._reading.check = _both(check, listen)
+        self._work: asyncio.Event
+        self._writer: asyncio.Task[None]
+        self._reads: set[asyncio.Task[None]] = set()
+        self._thread = threading.Thread(target=self._run, name="outlast-postgres", daemon=True)
+
+    # -- for callers, in any thread
+
+    def start(self) -> None:
+        """Start the thread, and connect. Raises what keeps us from it; then it is closed again."""
+        self._thread.start()
+        self._awake.wait()
+        try:
+            self._call(self._connect()).result()
+        except BaseException:
+            self.close()
+            raise
+
+    def write(self, op: Op[Any]) -> None:
+        """Have a call done in the order of its coming, in one transaction with others."""
+        if self._closing:
+            raise StoreClosed("the store is closed")
+        self._waiting.append(op)
+        if self._asleep:
+            self._asleep = False
+            self._loop.call_soon_threadsafe(self._work.set)
+
+    def read(self, op: Op[Any]) -> None:
+        """Have a call done on the other connection, in the order of its coming."""
+        if self._closing:
+            raise StoreClosed("the store is closed")
+        self._loop.call_soon_threadsafe(self._begin, op)
+
+    def listen(self) -> None:
+        """Somebody is about to wait for news of others."""
+        if not self._closing:
+            self._loop.call_soon_threadsafe(self.bell.listen)
+
+    def close(self) -> None:
+        """Finish what was handed over, then let go of everything. Blocks."""
+        if self._closing:
+            return
+        self._closing = True
+        self._call(self._finish()).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    # -- the thread
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._work = asyncio.Event()
+        self._loop.call_soon(self._awake.set)
+        self._writer = self._loop.create_task(self._write())
+        self._loop.run_forever()
+
+    def _call(self, work: Coroutine[Any, Any, T]) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    async def _connect(self) -> None:
+        await self._writing.plain("SELECT 1")
+
+    async def _finish(self) -> None:
+        self._work.set()
+        await self._writer
+        while self._reads:
+            await asyncio.wait(list(self._reads))
+        await self.bell.close()
+        await self._writing.close()
+        await self._reading.close()
+
+    def _begin(self, op: Op[Any]) -> None:
+        task = self._loop.create_task(self._alone(op, self._reading, CLAIMING))
+        self._reads.add(task)
+        task.add_done_callback(self._reads.discard)
+
+    async def _write(self) -> None:
+        while True:
+            if not self._waiting:
+                if self._closing:
+                    break
+                self._work.clear()
+                self._asleep = True
+                if not self._waiting:
+                    await self._until_work()
+                self._asleep = False
+            while self._waiting:
+                await self._serve(self._take())
+                if self.bell.due_in() == 0.0:
+                    await self.bell.ring(self._writing)
+        if self.bell.due_in() is not None and self._writing.connected:
+            await self.bell.ring(self._writing)
+
+    async def _until_work(self) -> None:
+        while not self._work.is_set():
+            due = self.bell.due_in()
+            try:
+                async with asyncio.timeout(due):
+                    await self._work.wait()
+            except TimeoutError:
+                await self.bell.ring(self._writing)
+
+    def _take(self) -> list[Op[Any]]:
+        """What goes into the next transaction: adds and settlements together, others alone."""
+        first = self._waiting.popleft()
+        group, size = [first], len(first.jobs) + len(first.verdicts)
+        while first.work is None and self._waiting and size < GROUP:
+            op = self._waiting[0]
+            if op.work is not None:
+                break
+            group.append(self._waiting.popleft())
+            size += len(op.jobs) + len(op.verdicts)
+        return group
+
+    async def _serve(self, group: list[Op[Any]]) -> None:
+        if group[0].work is not None:
+            if group[0].after_reads and self._reads:
+                await asyncio.wait(list(self._reads))
+            begin = self._settling if group[0].promised else CLAIMING
+            await self._alone(group[0], self._writing, begin)
+            return
+        careful = any(op.capacity is not None for op in group)
+        refused: list[Op[Any]] = []
+        while group:
+            try:
+                await self._together(group, careful)
+                break
+            except Careful:
+                careful = True
+            except Refused as no:
+                no.op.error = no.error
+                refused.append(no.op)
+                group = [op for op in group if op is not no.op]
+                careful = True
+            except Exception as error:
+                if len(group) > 1 and not isinstance(error, Dropped | OutlastError):
+                    # One of them spoils it for all: find it.
+                    for op in group:
+                        await self._serve([op])
+                    group = []
+                else:
+                    self._fail(group, error)
+                break
+        deliver([*group, *refused])
+
+    def _fail(self, group: Sequence[Op[Any]], error: Exception) -> None:
+        uncertain = isinstance(error, Dropped) and error.committing
+        ours = mapped(error, self._address.shown) if is_ours(error) else error
+        for op in group:
+            if op.jobs and uncertain:
+                op.error = EnqueueUncertain(
+                    f"{self._address.shown}: the connection broke before the answer came; adding"
+                    " the same jobs again is safe",
+                    [job.id for job in op.jobs],
+                )
+            else:
+                op.error = ours
+            if ours is not error:
+                op.error.__cause__ = error
+
+    async def _together(self, group: Sequence[Op[Any]], careful: bool) -> None:
+        together = _Group(group, careful)
+        bounds = {job.queue for op in group if op.capacity is not None for job in op.jobs}
+        if bounds - self._bounded:
+            # Before anybody can be refused: those who claim are to tell that there is room.
+            await self._writing.plain(_BOUND, sorted(bounds))
+            self._bounded |= bounds
+        self._turns += 1
+        together.compacts = self._turns % COMPACT_EVERY == 0
+        _, news = await self._writing.run(together.write, self._settling, together.lines)
+        together.answer()
+        self._tell(news)
+
+    async def _alone(self, op: Op[Any], link: Link, begin: str) -> None:
+        assert op.work is not None
+        try:
+            op.answer, news = await link.run(op.work, begin)
+            self._tell(news)
+            if op.answer and op.revert is not None and op.unheard:
+                # Here and now, so that whoever claims next finds it.
+                _, news = await link.run(op.revert(op.answer), begin)
+                op.answer = []
+                self._tell(news)
+        except Exception as error:
+            self._fail([op], error)
+        deliver([op])
+
+    def _tell(self, news: dict[str, set[str]]) -> None:
+        for kind, queues in news.items():
+            if queues:
+                self._news.heard(kind, queues)
+            elif kind not in (WORK, ROOM):
+                self._news.heard(kind, (EVERYWHERE,))
+        self.bell.tell(news)
+        if self.bell.due_in() is not None:
+            self._work.set()
+
+
+class _Group:
+    """Adds and settlements that are written together, and what each of them is answered."""
+
+    def __init__(self, ops: Sequence[Op[Any]], careful: bool) -> None:
+        self.careful = careful
+        self.compacts = False
+        self._adds = [op for op in ops if op.jobs]
+        self._settles = [op for op in ops if op.verdicts]
+        self._jobs = [job for op in self._adds for job in op.jobs]
+        self._verdicts = [verdict for op in self._settles for verdict in op.verdicts]
+        self._added: list[list[Added]] = []
+        self._lost: list[list[Lost]] = []
+
+    def lines(self) -> set[tuple[str, str | None]]:
+        return lines_of(self._verdicts) | {(job.queue, job.task) for job in self._jobs}
+
+    async def write(self, turn: Turn) -> None:
+        self._lost = []
+        if self.careful:
+            if self._adds:
+                self._added = await add_carefully(turn, self._adds)
+            for op in self._settles:
+                self._lost.append(await settle(turn, op.verdicts, careful=True))
+        else:
+            if self._jobs:
+                await add_fresh(turn, self._jobs, _alike(self._jobs))
+            if self._verdicts:
+                await settle(turn, self._verdicts, careful=False)
+        if self.compacts:
+            await compact(turn)
+
+    def answer(self) -> None:
+        """Once it is committed."""
+        if not self.careful:
+            self._added = [[Added(job.id) for job in op.jobs] for op in self._adds]
+            self._lost = [[] for _ in self._settles]
+        for op, added in zip(self._adds, self._added, strict=True):
+            op.answer = added
+        for op, lost in zip(self._settles, self._lost, strict=True):
+            op.answer = lost
+
+
+def _alike(jobs: Sequence[Job]) -> bool:
+    """Whether all of them differ in nothing but id and payload, and nothing is asked of them."""
+    first = jobs[0]
+    return is_plain(first) and all(are_alike(job, first) for job in jobs[1:])
+
+
+def _both(
+    first: Callable[[Connection], Awaitable[None]], second: Callable[[Connection], Awaitable[None]]
+) -> Callable[[Connection], Awaitable[None]]:
+    async def run(connection: Connection) -> None:
+        await first(connection)
+        await second(connection)
+
+    return run

@@ -1,0 +1,100 @@
+"""Errors of the driver and the server, and what they mean to callers: mapped in this one place."""
+
+from __future__ import annotations
+
+import asyncpg
+
+from outlast.errors import (
+    ConfigurationError,
+    DurabilityError,
+    SchemaMismatch,
+    StoreDamaged,
+    StoreError,
+    StoreFull,
+    StoreUnavailable,
+)
+
+__all__ = ["AGAIN", "POOLED", "Dropped", "Repeat", "is_lost", "is_ours", "mapped"]
+
+
+class Repeat(Exception):
+    """Something changed under our hands: roll back and do it again."""
+
+
+AGAIN = (
+    Repeat,
+    asyncpg.DeadlockDetectedError,
+    asyncpg.SerializationError,
+    asyncpg.exceptions.OutdatedSchemaCacheError,
+    asyncpg.InvalidCachedStatementError,
+)
+"""The transaction was rolled back, and doing it again is right."""
+
+POOLED = (asyncpg.DuplicatePreparedStatementError, asyncpg.InvalidSQLStatementNameError)
+"""What a pooler in transaction mode does to statements that were prepared."""
+
+_DENIED = (
+    asyncpg.InvalidAuthorizationSpecificationError,
+    asyncpg.InsufficientPrivilegeError,
+    asyncpg.InvalidCatalogNameError,
+)
+_MISSING = (
+    asyncpg.UndefinedTableError,
+    asyncpg.UndefinedColumnError,
+    asyncpg.InvalidSchemaNameError,
+)
+_DAMAGED = (asyncpg.DataCorruptedError, asyncpg.IndexCorruptedError)
+_LOST = (
+    OSError,
+    EOFError,
+    TimeoutError,
+    asyncpg.PostgresConnectionError,
+    asyncpg.InterfaceError,
+    asyncpg.AdminShutdownError,
+    asyncpg.CrashShutdownError,
+    asyncpg.CannotConnectNowError,
+    asyncpg.IdleInTransactionSessionTimeoutError,
+    asyncpg.InternalClientError,
+)
+
+
+class Dropped(Exception):
+    """The connection was lost; ``committing`` if the answer to a COMMIT is what is missing."""
+
+    def __init__(self, cause: BaseException, committing: bool) -> None:
+        super().__init__(str(cause))
+        self.cause = cause
+        self.committing = committing
+
+
+def is_ours(error: BaseException) -> bool:
+    """Whether it comes from the server, the driver or the network, and is to be mapped."""
+    return isinstance(error, (Dropped, asyncpg.PostgresError, *_LOST))
+
+
+def is_lost(error: BaseException) -> bool:
+    """Whether the connection is of no use any more."""
+    # The driver calls a value it can't encode an InterfaceError too; the connection is fine then.
+    return isinstance(error, _LOST) and not isinstance(error, ValueError)
+
+
+def mapped(error: BaseException, url: str) -> StoreError | ConfigurationError:
+    """The error of ours for one of the driver's. ``url`` is shown, so it must hold no secret."""
+    if isinstance(error, Dropped):
+        return mapped(error.cause, url)
+    why = f"{type(error).__name__}: {error}".split("\n")[0][:300]
+    if isinstance(error, asyncpg.DiskFullError):
+        return StoreFull(f"{url}: the server has no space left; nothing was stored ({why})")
+    if isinstance(error, _DENIED):
+        return StoreUnavailable(f"{url}: the server refuses us ({why})")
+    if isinstance(error, asyncpg.ReadOnlySQLTransactionError):
+        return StoreUnavailable(f"{url}: the server takes no writes; is it a replica? ({why})")
+    if isinstance(error, _MISSING):
+        return SchemaMismatch(f"{url}: the tables are not those of this outlast ({why})")
+    if isinstance(error, _DAMAGED):
+        return StoreDamaged(f"{url}: the server found damaged data ({why})")
+    if isinstance(error, DurabilityError | StoreError | ConfigurationError):
+        return error
+    if isinstance(error, asyncpg.DataError | ValueError):
+        return ConfigurationError(f"{url}: the server can't store that ({why})")
+    return StoreUnavailable(f"{url}: {why}")

@@ -1,0 +1,280 @@
+"""One connection to the server: made when it is needed, made again when it was lost.
+
+Nothing is kept in a session: each transaction begins with all the settings it relies on, so that a
+pooler may give every transaction another server process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import time
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import asyncpg
+
+from outlast.clock import SystemClock
+from outlast.errors import OutlastError, StoreUnavailable
+from outlast.stores.postgres.faults import AGAIN, POOLED, Dropped, is_lost, mapped
+from outlast.stores.postgres.turn import Turn
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from asyncpg import Connection
+
+    from outlast.clock import Clock
+    from outlast.stores.postgres.address import Address
+    from outlast.stores.postgres.schema import Names
+    from outlast.stores.postgres.turn import Lines
+
+__all__ = ["CLAIMING", "SETTLING", "Link"]
+
+T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
+
+CONNECT = 10.0
+PATIENCE = 30.0
+"""Seconds that a transaction may take before its connection counts as lost."""
+TRIES = 8
+FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0
+FRESH = 1.0
+"""Seconds for which the server's clock is reckoned on from when it was last read."""
+
+_BEGIN = (
+    "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL synchronous_commit TO {commit};"
+    " SET LOCAL enable_seqscan TO off; SET LOCAL enable_bitmapscan TO off; SET LOCAL jit TO off;"
+    " SET LOCAL plan_cache_mode TO force_generic_plan; SET LOCAL enable_nestloop TO {nested};"
+    " SET LOCAL enable_mergejoin TO {nested}"
+)
+"""A hot table may be empty now and hold a million rows a minute later: no plan may depend on what
+the statistics say of it."""
+CLAIMING = _BEGIN.format(commit="off", nested="on")
+SETTLING = _BEGIN.format(commit="{commit}", nested="off")
+_CLOCK = "SELECT extract(epoch FROM clock_timestamp())::float8"
+
+
+class Link:
+    """A connection, used by one transaction after the other, all in one event loop."""
+
+    def __init__(
+        self, address: Address, names: Names, lines: Lines, clock: Clock, label: str
+    ) -> None:
+        self._address = address
+        self._names = names
+        self._lines = lines
+        self._clock = None if isinstance(clock, SystemClock) else clock
+        self._label = label
+        self._lock = asyncio.Lock()
+        self._connection: Connection | None = None
+        self._pause = 0.0
+        self._not_before = 0.0
+        self._read_at = -1e9
+        self._server_now = 0.0
+        self.check: Callable[[Connection], Awaitable[None]] | None = None
+        """Run on each new connection, before it is used."""
+        self.lost: Callable[[], None] = _nothing
+        """Told when the connection is gone."""
+        self.used_at = 0.0
+
+    @property
+    def connected(self) -> bool:
+        return self._connection is not None and not self._connection.is_closed()
+
+    async def run(
+        self,
+        work: Callable[[Turn], Awaitable[T]],
+        begin: str,
+        lines: Callable[[], set[tuple[str, str | None]]] | None = None,
+    ) -> tuple[T, dict[str, set[str]]]:
+        """A transaction: what ``work`` answers, and the news that the commit is.
+
+        ``lines`` gives those that must exist. Raises ``Dropped`` when the connection was lost and
+        the server may have committed; ``StoreUnavailable`` when it can't have.
+        """
+        async with self._lock:
+            fresh = self.connected
+            for tries in range(TRIES):
+                try:
+                    return await self._once(work, begin, lines)
+                except AGAIN:
+                    if tries == TRIES - 1:
+                        raise
+                except POOLED as error:
+                    if self._address.pooled:
+                        raise
+                    _log.warning(
+                        "%s: there seems to be a pooler in transaction mode before the server"
+                        " (%s): going on without prepared statements and without LISTEN, so that"
+                        " news are polled for; ?pooler=transaction in the URL says so at once",
+                        self._address.shown, type(error).__name__,
+                    )  # fmt: skip
+                    self._address.pooled = True
+                    self._drop()
+                except Dropped as dropped:
+                    # A connection that died while nobody used it: nothing was asked of it yet.
+                    if dropped.committing or not fresh:
+                        raise
+                    fresh = False
+            raise StoreUnavailable(f"{self._address.shown}: no transaction could be finished")
+
+    async def _once(
+        self,
+        work: Callable[[Turn], Awaitable[T]],
+        begin: str,
+        lines: Callable[[], set[tuple[str, str | None]]] | None,
+    ) -> tuple[T, dict[str, set[str]]]:
+        committing = False
+        connection = await self._ready()
+        self.used_at = time.monotonic()
+        timer = asyncio.get_running_loop().call_later(PATIENCE, connection.terminate)
+        try:
+            if lines is not None:
+                await self._lines.make(connection, self._names, lines())
+            await connection.execute(begin)
+            turn = Turn(connection, self._names, self._lines, *await self._time(connection))
+            answer = await work(turn)
+            await turn.finish()
+            committing = True
+            status = await connection.execute("COMMIT")
+            if status != "COMMIT":
+                raise StoreUnavailable(f"{self._address.shown}: the server answered {status}")
+        except BaseException as error:
+            if is_lost(error) or connection.is_closed():
+                self._drop()
+                raise Dropped(error, committing) from error
+            await self._roll_back(connection)
+            if committing and not isinstance(error, asyncpg.PostgresError):
+                raise Dropped(error, True) from error
+            raise
+        finally:
+            timer.cancel()
+        return answer, turn.news
+
+    async def plain(self, text: str, *values: Any) -> list[Any]:
+        """One statement of its own, on the connection that is there or a new one."""
+        async with self._lock:
+            connection = await self._ready()
+            self.used_at = time.monotonic()
+            timer = asyncio.get_running_loop().call_later(CONNECT, connection.terminate)
+            try:
+                found: list[Any] = await connection.fetch(self._names[text], *values)
+                return found
+            except BaseException as error:
+                if is_lost(error) or connection.is_closed():
+                    self._drop()
+                raise
+            finally:
+                timer.cancel()
+
+    async def _roll_back(self, connection: Connection) -> None:
+        try:
+            await connection.execute("ROLLBACK")
+        except Exception:
+            self._drop()
+
+    async def _time(self, connection: Connection) -> tuple[float, float]:
+        """The moment by the server's clock, and what leases are measured by.
+
+        A clock of the test's own is taken as it is. The server has just one clock, so both are the
+        same there.
+        """
+        if self._clock is not None:
+            return self._clock.now(), self._clock.monotonic()
+        here = time.monotonic()
+        if here - self._read_at > FRESH:
+            self._server_now = await connection.fetchval(_CLOCK)
+            self._read_at = here = time.monotonic()
+        now = self._server_now + here - self._read_at
+        return now, now
+
+    # -- connecting
+
+    async def _ready(self) -> Connection:
+        connection = self._connection
+        if connection is not None:
+            if not connection.is_closed():
+                return connection
+            self._drop()
+        wait = self._not_before - time.monotonic()
+        if wait > 0:
+            await asyncio.sleep(wait)
+        try:
+            connection = await self._connect()
+        except BaseException:
+            self._pause = min(LONGEST_PAUSE, self._pause * 2) or FIRST_PAUSE
+            self._not_before = time.monotonic() + self._pause
+            raise
+        self._pause = 0.0
+        self._connection = connection
+        return connection
+
+    async def _connect(self) -> Connection:
+        address = self._address
+        try:
+            connection = await asyncpg.connect(
+                **address.options(),
+                timeout=CONNECT,
+                statement_cache_size=0 if address.pooled else 200,
+                max_cached_statement_lifetime=0,
+            )
+        except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+            raise mapped(error, address.shown) from None
+        except ValueError as error:
+            raise StoreUnavailable(f"{address.shown}: {error}") from None
+        try:
+            _keep_alive(connection)
+            if self.check is not None:
+                async with asyncio.timeout(CONNECT):
+                    await self.check(connection)
+            connection.add_termination_listener(self._terminated)
+        except BaseException as error:
+            connection.terminate()
+            if isinstance(error, OutlastError | asyncio.CancelledError):
+                raise
+            raise mapped(error, address.shown) from error
+        return connection
+
+    def _terminated(self, connection: Any) -> None:
+        if self._connection is None or self._connection.is_closed():
+            self.lost()
+
+    def _drop(self) -> None:
+        connection, self._connection = self._connection, None
+        self._read_at = -1e9
+        if connection is not None:
+            connection.terminate()
+            self.lost()
+
+    async def close(self) -> None:
+        """Wait for the transaction that is on its way, then let go."""
+        async with self._lock:
+            connection, self._connection = self._connection, None
+            if connection is not None:
+                connection.remove_termination_listener(self._terminated)
+                with contextlib.suppress(Exception):
+                    await connection.close(timeout=2)
+
+
+def _keep_alive(connection: Connection) -> None:
+    """Have the system notice in seconds, not in hours, that the other machine is gone."""
+    transport = getattr(connection, "_transport", None)
+    found = None if transport is None else transport.get_extra_info("socket")
+    if found is None or found.family == socket.AF_UNIX:
+        return
+    found.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (
+        ("TCP_KEEPIDLE", 10),
+        ("TCP_KEEPINTVL", 5),
+        ("TCP_KEEPCNT", 3),
+        ("TCP_USER_TIMEOUT", 20_000),
+    ):
+        if hasattr(socket, option):
+            found.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+
+
+def _nothing() -> None:
+    """Until someone wants to be told."""

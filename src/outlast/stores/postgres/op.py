@@ -1,0 +1,54 @@
+"""One call on its way through the thread that talks to the server."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from outlast.stores.replies import Reply, deliver
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from outlast.job import Job, Verdict
+    from outlast.stores.postgres.turn import Turn
+
+__all__ = ["Op", "deliver"]
+
+T = TypeVar("T")
+
+
+class Op(Reply[T]):
+    """A call: ``work`` does it within a transaction.
+
+    Those of ``add`` have ``jobs`` and maybe a ``capacity``, those of ``settle`` have ``verdicts``:
+    they are written together with others of their kind and need no ``work``. ``revert`` is the
+    transaction that takes back what a call did, where it is known before anybody is answered that
+    nobody waits any more. ``after_reads``: the claims that were begun before come first, although
+    they are made on another connection.
+    """
+
+    __slots__ = ("after_reads", "capacity", "jobs", "promised", "revert", "verdicts", "work")
+
+    def __init__(
+        self,
+        work: Callable[[Turn], Awaitable[T]] | None = None,
+        *,
+        promised: bool = True,
+        jobs: Sequence[Job] = (),
+        capacity: int | None = None,
+        verdicts: Sequence[Verdict] = (),
+        after_reads: bool = False,
+    ) -> None:
+        super().__init__()
+        self.work = work
+        self.promised = promised
+        self.jobs = jobs
+        self.capacity = capacity
+        self.verdicts = verdicts
+        self.after_reads = after_reads
+        self.revert: Callable[[T], Callable[[Turn], Awaitable[Any]]] | None = None
+
+    @property
+    def unheard(self) -> bool:
+        """Whether its caller was cancelled meanwhile."""
+        return self.reply is not None and self.reply.cancelled()

@@ -1,0 +1,88 @@
+"""What is asked of a server before it is trusted with jobs, and what may be promised there."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import socket
+import stat
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from outlast.errors import DurabilityError, StoreUnavailable
+from outlast.store import Durability
+
+if TYPE_CHECKING:
+    from asyncpg import Connection
+
+__all__ = ["OLDEST", "commit_mode", "examine", "lifelines"]
+
+_log = logging.getLogger(__name__)
+
+OLDEST = 140_000
+_SETTINGS = (
+    "SELECT pg_is_in_recovery(), current_setting('fsync') = 'on',"
+    " current_setting('synchronous_standby_names'), current_setting('server_version_num')::int,"
+    " current_setting('transaction_read_only') = 'on', current_setting('server_encoding')"
+)
+
+
+def commit_mode(required: Durability) -> str:
+    """The ``synchronous_commit`` of every transaction that promises something."""
+    return "on" if required >= Durability.POWER else "off"
+
+
+async def examine(connection: Connection, shown: str, required: Durability) -> Durability:
+    """What an accepted job survives on this server.
+
+    Raises ``DurabilityError`` if it is less than ``required``, ``StoreUnavailable`` for a replica.
+    """
+    row: Any = await connection.fetchrow(_SETTINGS)
+    replica, fsync, standbys, version, read_only, encoding = row
+    if replica or read_only:
+        raise StoreUnavailable(
+            f"{shown} takes no writes: it is a replica, or was made read-only. Name the primary"
+        )
+    if version < OLDEST:
+        raise StoreUnavailable(f"{shown} is PostgreSQL {version // 10000}: outlast needs 14")
+    if encoding != "UTF8":
+        raise StoreUnavailable(f"{shown} keeps text as {encoding}: use a database with UTF8")
+    found = min(required, Durability.POWER) if fsync else min(required, Durability.PROCESS)
+    if required >= Durability.REPLICA and fsync and standbys:
+        found = Durability.REPLICA
+    found = max(found, Durability.PROCESS)
+    if found < required:
+        why = (
+            "fsync is off there: turn it on"
+            if not fsync
+            else "synchronous_standby_names is empty there: name a standby that must have it too"
+        )
+        raise DurabilityError(
+            f"{shown} promises durability {found}, but {required} was asked for: {why}"
+        )
+    return found
+
+
+def lifelines(shown: str, schema: str) -> Path | None:
+    """A private folder of this host for the locks of its worker processes, or None.
+
+    Other hosts see no locks: there a dead worker is known by its lease alone.
+    """
+    mark = hashlib.sha256(f"{socket.gethostname()}\0{shown}\0{schema}".encode()).hexdigest()[:24]
+    base = Path(tempfile.gettempdir()) / f"outlast-{os.getuid()}"
+    try:
+        for folder in (base, base / mark):
+            folder.mkdir(mode=0o700, exist_ok=True)
+            found = folder.lstat()
+            if (
+                not stat.S_ISDIR(found.st_mode)
+                or found.st_uid != os.getuid()
+                or found.st_mode & 0o77
+            ):
+                raise OSError(f"{folder} belongs to somebody else, or is open to others")
+    except OSError as error:
+        _log.warning("dead workers are known by their leases alone, not at once: %s", error)
+        return None
+    return base / mark

@@ -1,0 +1,158 @@
+"""Turns jobs into rows and rows into jobs."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from msgspec import Struct
+
+from outlast.job import DAY, Failure, Job, Progress, Status
+from outlast.stores.postgres.schema import CANCELLED, DEAD, DONE, HELD, READY, RUNNING, WAITING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+__all__ = [
+    "ENDED",
+    "LIVE",
+    "LIVE_NAMES",
+    "STATES",
+    "Opts",
+    "dump",
+    "job_from",
+    "load_opts",
+    "opts_of",
+    "texts",
+]
+
+LIVE_NAMES = (
+    "seq, id, line, state, payload, created_at, opts, attempt, priority, rank, due, key, lane,"
+    " expires_at, failures, crashes, suspect, failure, progress, worker, started_at"
+)
+LIVE = f"{LIVE_NAMES}, NULL::float8 AS finished_at, NULL::bytea AS result"
+"""What ``job_from`` reads, from the table of live jobs."""
+ENDED = f"{LIVE_NAMES}, finished_at, result"
+"""The same from the table of ended ones."""
+
+STATES: dict[Status, tuple[int, ...]] = {
+    Status.QUEUED: (WAITING, READY, HELD),
+    Status.RUNNING: (RUNNING,),
+    Status.DONE: (DONE,),
+    Status.DEAD: (DEAD,),
+    Status.CANCELLED: (CANCELLED,),
+}
+_STATUS = {state: status for status, states in STATES.items() for state in states}
+_INFINITY = float("inf")
+
+
+class Opts(Struct, frozen=True, omit_defaults=True):
+    """What SQL never asks for, as one text; NULL where nothing differs from the defaults."""
+
+    codec: str = "json"
+    headers: dict[str, str] = {}
+    max_attempts: int = 1
+    max_crashes: int | None = 3
+    timeout: float | None = None
+    digest: bytes = b""
+    keep_key: float = DAY
+    keep: float | None = DAY
+
+
+_PLAIN = Opts()
+dump: Callable[[Any], bytes] = msgspec.json.Encoder().encode
+_load = msgspec.json.Decoder(Opts).decode
+_load_failure = msgspec.json.Decoder(Failure).decode
+_load_progress = msgspec.json.Decoder(Progress).decode
+
+
+def opts_of(job: Job) -> str | None:
+    """The options of a job as text, or None if nothing is unusual about them."""
+    if job.headers or job.key is not None:
+        return _text(
+            Opts(
+                job.codec,
+                dict(job.headers),
+                job.max_attempts,
+                job.max_crashes,
+                job.timeout,
+                job.digest if job.key is not None else b"",
+                job.keep_key,
+                job.keep,
+            )
+        )
+    return _usual(job.codec, job.max_attempts, job.max_crashes, job.timeout, job.keep_key, job.keep)
+
+
+@lru_cache(maxsize=1024)
+def _usual(
+    codec: str,
+    attempts: int,
+    crashes: int | None,
+    timeout: float | None,
+    keep_key: float,
+    keep: float | None,
+) -> str | None:
+    return _text(Opts(codec, {}, attempts, crashes, timeout, b"", keep_key, keep))
+
+
+def _text(opts: Opts) -> str | None:
+    return None if opts == _PLAIN else dump(opts).decode()
+
+
+@lru_cache(maxsize=1024)
+def load_opts(text: str | None) -> Opts:
+    """What ``opts_of`` wrote. Shared: not to be changed."""
+    return _PLAIN if text is None else _load(text)
+
+
+def job_from(row: Sequence[Any], name: tuple[str, str | None], attempt: int = 0) -> Job:
+    """The job of a row, read by ``LIVE`` or ``ENDED``; ``attempt`` is added to what it says."""
+    opts = load_opts(row[6])
+    due, failure, progress = row[10], row[17], row[18]
+    return Job(
+        id=row[1],
+        queue=name[0],
+        task=name[1],
+        payload=row[4],
+        codec=opts.codec,
+        headers=opts.headers,
+        priority=row[8],
+        rank=row[9],
+        run_at=None if due == _INFINITY else due,
+        expires_at=row[13],
+        attempt=row[7] + attempt,
+        failures=row[14],
+        crashes=row[15],
+        suspect=row[16],
+        max_attempts=opts.max_attempts,
+        max_crashes=opts.max_crashes,
+        timeout=opts.timeout,
+        key=row[11],
+        digest=opts.digest,
+        keep_key=opts.keep_key,
+        keep=opts.keep,
+        lane=row[12],
+        status=_STATUS[row[3]],
+        created_at=row[5],
+        started_at=row[20],
+        finished_at=row[21],
+        failure=None if failure is None else _load_failure(failure),
+        result=row[22],
+        progress=None if progress is None else _load_progress(progress),
+        worker=row[19],
+    )
+
+
+def texts(wanted: Sequence[str]) -> list[str]:
+    """Without those that can't be stored: nothing is called that."""
+    return sorted(filter(_is_text, set(wanted)))
+
+
+def _is_text(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return "\0" not in text

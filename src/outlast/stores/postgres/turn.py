@@ -1,0 +1,128 @@
+"""What one transaction knows: the moment, the lines, and how many jobs it moves between states."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from outlast.stores.postgres.schema import (
+    CANCELLED,
+    DEAD,
+    DONE,
+    HELD,
+    READY,
+    RUNNING,
+    WAITING,
+    lock_number,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from asyncpg import Connection
+
+    from outlast.stores.postgres.schema import Names
+
+__all__ = ["ENDED", "ROOM", "WORK", "Lines", "Turn"]
+
+WORK, ROOM, ENDED = "work", "room", "ended"
+"""Kinds of news: something may be claimed; a queue holds less; a job has ended."""
+
+_LINES = "SELECT id, queue, task FROM @lines"
+_ADD_LINE = (
+    "INSERT INTO @lines (queue, task) SELECT $1, $2 WHERE NOT EXISTS"
+    " (SELECT 1 FROM @lines WHERE queue = $1 AND task IS NOT DISTINCT FROM $2)"
+    " ON CONFLICT (queue, coalesce(task, '')) DO NOTHING"
+)
+_LOG = (
+    "INSERT INTO @changes (line, ready, delayed, running, done, dead, cancelled)"
+    " SELECT * FROM unnest($1::int[], $2::int[], $3::int[], $4::int[], $5::int[], $6::int[],"
+    " $7::int[])"
+)
+_COLUMN = {WAITING: 1, READY: 0, HELD: 0, RUNNING: 2, DONE: 3, DEAD: 4, CANCELLED: 5}
+
+
+class Lines:
+    """The lines of a namespace, as far as they are known. They are never deleted."""
+
+    def __init__(self) -> None:
+        self.ids: dict[tuple[str, str | None], int] = {}
+        self.names: dict[int, tuple[str, str | None]] = {}
+
+    async def load(self, connection: Connection, names: Names) -> None:
+        for number, queue, task in await connection.fetch(names[_LINES]):
+            self.ids[queue, task] = number
+            self.names[number] = (queue, task)
+
+    async def make(
+        self, connection: Connection, names: Names, wanted: Iterable[tuple[str, str | None]]
+    ) -> None:
+        """Have these lines exist. Outside of any transaction: a rollback must not undo it."""
+        unknown = {name for name in wanted if name not in self.ids}
+        if not unknown:
+            return
+        await self.load(connection, names)
+        for queue, task in sorted(unknown - self.ids.keys(), key=str):
+            await connection.execute(names[_ADD_LINE], queue, task)
+        if unknown - self.ids.keys():
+            await self.load(connection, names)
+
+
+class Turn:
+    """One transaction on one connection."""
+
+    def __init__(
+        self, connection: Connection, names: Names, lines: Lines, now: float, mono: float
+    ) -> None:
+        self.connection = connection
+        self.names = names
+        self.lines = lines
+        self.now = now
+        self.mono = mono
+        """The time that leases are measured by."""
+        self.news: dict[str, set[str]] = {}
+        self._deltas: dict[int, list[int]] = {}
+
+    async def fetch(self, text: str, *values: Any) -> list[Any]:
+        found: list[Any] = await self.connection.fetch(self.names[text], *values)
+        return found
+
+    async def value(self, text: str, *values: Any) -> Any:
+        return await self.connection.fetchval(self.names[text], *values)
+
+    async def execute(self, text: str, *values: Any) -> int:
+        """Run a statement; how many rows it touched."""
+        done = await self.connection.execute(self.names[text], *values)
+        return int(done.rpartition(" ")[2])
+
+    async def lock(self, what: str) -> None:
+        """Wait for a lock that is held until the end of the transaction."""
+        number = lock_number(self.names.schema, what)
+        await self.connection.execute("SELECT pg_advisory_xact_lock($1)", number)
+
+    async def name(self, line: int) -> tuple[str, str | None]:
+        found = self.lines.names.get(line)
+        if found is None:
+            await self.lines.load(self.connection, self.names)
+            found = self.lines.names[line]
+        return found
+
+    def tell(self, kind: str, queues: Iterable[str] = ()) -> None:
+        """The commit will be news of this kind for those who wait at these queues."""
+        self.news.setdefault(kind, set()).update(queues)
+
+    def count(self, line: int, state: int, by: int) -> None:
+        delta = self._deltas.get(line)
+        if delta is None:
+            delta = self._deltas[line] = [0] * 6
+        delta[_COLUMN[state]] += by
+
+    def moved(self, line: int, before: int, after: int, by: int = 1) -> None:
+        self.count(line, before, -by)
+        self.count(line, after, by)
+
+    async def finish(self) -> None:
+        """Write down what was counted; the last thing before COMMIT."""
+        rows = [(line, *delta) for line, delta in self._deltas.items() if any(delta)]
+        if rows:
+            columns: Sequence[Any] = list(zip(*rows, strict=True))
+            await self.connection.execute(self.names[_LOG], *columns)

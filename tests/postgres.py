@@ -1,0 +1,119 @@
+"""A PostgreSQL server of the tests' own: private folder, private port, started and stopped here."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+__all__ = ["Server", "binaries"]
+
+NOBODY = 65534
+SETTINGS = {
+    "autovacuum_naptime": "5s",
+    "checkpoint_timeout": "30min",
+    "full_page_writes": "off",
+    "listen_addresses": "'127.0.0.1'",
+    "log_line_prefix": "'%m [%p] %q%a '",
+    "max_connections": "60",
+    "shared_buffers": "64MB",
+}
+
+
+def binaries() -> Path | None:
+    """Where the newest server on this machine is, or None."""
+    found = shutil.which("postgres")
+    if found is not None:
+        return Path(found).resolve().parent
+    places = Path("/usr/lib/postgresql").glob("*/bin/postgres")
+    newest = sorted(places, key=lambda path: float(path.parts[-3]))
+    return newest[-1].parent if newest else None
+
+
+class Server:
+    """One server. With root it runs as nobody, since PostgreSQL refuses root."""
+
+    def __init__(self, **settings: str) -> None:
+        self.settings = SETTINGS | {"fsync": "off"} | settings
+        self.folder = Path(tempfile.mkdtemp(prefix="outlast-pg-"))
+        self.data = self.folder / "data"
+        self.port = _free_port()
+        self.process: subprocess.Popen[bytes] | None = None
+        self._user: dict[str, Any] = {}
+        if os.geteuid() == 0:
+            self._user = {"user": NOBODY, "group": NOBODY, "extra_groups": []}
+            os.chown(self.folder, NOBODY, NOBODY)
+        self._initialize()
+
+    def url(self, database: str = "postgres", port: int | None = None, **query: str) -> str:
+        asked = "&".join(f"{name}={value}" for name, value in query.items())
+        place = f"postgresql://outlast@127.0.0.1:{port or self.port}/{database}"
+        return f"{place}?{asked}" if asked else place
+
+    def _initialize(self) -> None:
+        folder = binaries()
+        assert folder is not None
+        self._bin = folder
+        subprocess.run(
+            [folder / "initdb", "-D", self.data, "-U", "outlast", "-A", "trust", "--no-sync",
+             "-E", "UTF8", "--locale=C"],
+            check=True, capture_output=True, cwd=self.folder, env=self._env(), **self._user,
+        )  # fmt: skip
+        lines = [f"{name} = {value}" for name, value in self.settings.items()]
+        lines += [f"port = {self.port}", f"unix_socket_directories = '{self.folder}'"]
+        with open(self.data / "postgresql.conf", "a", encoding="utf-8") as file:
+            file.write("\n".join(lines) + "\n")
+
+    def _env(self) -> dict[str, str]:
+        return {"PATH": os.environ.get("PATH", ""), "LC_ALL": "C", "TZ": "UTC"}
+
+    def start(self) -> None:
+        with open(self.folder / "log", "ab") as log:
+            self.process = subprocess.Popen(
+                [self._bin / "postgres", "-D", self.data],
+                stdout=log, stderr=log, cwd=self.folder, env=self._env(),
+                start_new_session=True, **self._user,
+            )  # fmt: skip
+        deadline = time.monotonic() + 60
+        while subprocess.run(
+            [self._bin / "pg_isready", "-q", "-h", "127.0.0.1", "-p", str(self.port)],
+            check=False, env=self._env(), cwd=self.folder,
+        ).returncode:  # fmt: skip
+            assert self.process.poll() is None, self.log()
+            assert time.monotonic() < deadline, self.log()
+
+    def log(self) -> str:
+        return (self.folder / "log").read_text(errors="replace")[-4000:]
+
+    def kill(self) -> None:
+        """At once, with all its processes, as a crash of the machine's memory would."""
+        process, self.process = self.process, None
+        if process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait(60)
+
+    def stop(self, how: signal.Signals = signal.SIGINT) -> None:
+        """In order, by default without waiting for those who are connected."""
+        process, self.process = self.process, None
+        if process is not None:
+            process.send_signal(how)
+            process.wait(60)
+
+    def remove(self) -> None:
+        self.kill()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port: int = found.getsockname()[1]
+        return port
