@@ -17,14 +17,9 @@ if TYPE_CHECKING:
     from tests.conformance.steps import FullStore
 
 UNSUPPORTED: dict[str, set[str]] = {
-<<<<<<< HEAD
     "memory": {"JOIN", "backup"},
     "sqlite": {"JOIN"},
-=======
-    "memory": {"STEPS", "JOIN", "backup"},
-    "sqlite": {"STEPS", "JOIN"},
-    "postgresql": {"STEPS", "JOIN", "backup"},
->>>>>>> 5f2c3f1 (Keep jobs on a PostgreSQL server)
+    "postgresql": {"REPEATS", "STEPS", "JOIN", "backup"},
 }
 
 

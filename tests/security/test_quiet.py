@@ -111,7 +111,7 @@ async def test_what_is_stored_is_in_no_log_and_in_no_error(
 @pytest.mark.parametrize(
     "url",
     [
-        "postgresql://user:{}@host/db",
+        "postgresql://user:{}@host:port/db",
         "redis://:{}@host:6379/0",
         "amqps://user:{}@host/vhost",
         "sqlite://user:{}@host/jobs.db",

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from outlast.chance import Chance
     from outlast.clock import Clock
     from outlast.store import Store
+    from outlast.stores.urls import Address
 
 __all__ = ["connect", "redact"]
 
@@ -50,17 +51,29 @@ def connect(
         )
     if required is None:
         required = durability
+    return _open(address, required, namespace, create, clock, chance)
+
+
+def _open(
+    address: Address,
+    required: Durability | None,
+    namespace: str,
+    create: bool,
+    clock: Clock | None,
+    chance: Chance | None,
+) -> Store:
+    place = address.path
     if address.scheme == "memory":
         from outlast.stores.memory import open_memory
 
         return open_memory(
-            address.path, namespace=namespace, durability=required, clock=clock, chance=chance
+            place, namespace=namespace, durability=required, clock=clock, chance=chance
         )
     if address.scheme == "postgresql":
         from outlast.stores.postgres import open_postgres
 
         return open_postgres(
-            address.path,
+            place,
             address.options,
             namespace=namespace,
             durability=required,
@@ -71,7 +84,7 @@ def connect(
     from outlast.stores.sqlite import open_sqlite
 
     return open_sqlite(
-        address.path,
+        place,
         namespace=namespace,
         durability=required,
         create=create,

@@ -50,7 +50,8 @@ _CHOSEN = (
 )
 _TAKE = (
     "UPDATE @jobs SET state = 3, receipt = $3::bytea, lease = $4::float8, worker = $5::text,"
-    " started_at = $6::float8, attempt = attempt + 1 WHERE seq = ANY(ARRAY({})) AND state = 1"
+    " started_at = $6::float8, attempt = attempt + 1,"
+    " fence = greatest(fence + 1, $7::bigint) WHERE seq = ANY(ARRAY({})) AND state = 1"
     f" RETURNING {LIVE}"
 )
 _TAKE_ONE_LINE, _TAKE_MERGED, _TAKE_CHOSEN = map(_TAKE.format, (_ONE_LINE, _MERGED, _CHOSEN))
@@ -85,6 +86,8 @@ _NEXT_DUE = (
     " JOIN @pauses p USING (queue)))"
 )
 _ABOVE_ALL = 1000
+STARTS = 1 << 32
+"""How many starts of a job fit below the next epoch in a fence."""
 BITE = 2000
 """Jobs that become due, or expire, in one claim; more take another."""
 
@@ -121,7 +124,7 @@ async def claim(
     ]
     if not lines:
         return []
-    taken = (token, turn.mono + lease, worker, turn.now)
+    taken = (token, turn.mono + lease, worker, turn.now, turn.epoch * STARTS)
     if newest or lanes:
         chosen = await _pick(turn, lines, limit, newest)
         rows = await turn.fetch(_TAKE_CHOSEN, chosen, limit, *taken) if chosen else []
@@ -205,7 +208,8 @@ def _read(turn: Turn, rows: Sequence[Any], token: bytes, newest: bool) -> list[C
         job = job_from(row, names[line])
         due = row[10]
         key = (-job.priority, job.rank, -seq) if newest else (-job.priority, job.rank, due, seq)
-        found.append((key, Claim(job, token + seq.to_bytes(8, "big", signed=True))))
+        receipt = token + seq.to_bytes(8, "big", signed=True)
+        found.append((key, Claim(job, receipt, row[21])))
     for line, number in counts.items():
         turn.moved(line, READY, RUNNING, number)
     found.sort(key=lambda pair: pair[0])

@@ -20,7 +20,7 @@ ROW = "seq, id, line, state, key, lane, opts"
 """What ``end`` needs of a job; the rows must be locked."""
 MOVED = (
     "seq, id, line, payload, created_at, opts, {attempt}, priority, rank, due, key, lane,"
-    " expires_at, {failures}, {crashes}, suspect, progress, worker, started_at"
+    " expires_at, {failures}, {crashes}, suspect, progress, worker, started_at, fence"
 )
 """What goes with a job from the live ones to the ended ones, besides how it ended."""
 

@@ -256,7 +256,7 @@ class Engine:
     async def _alone(self, op: Op[Any], link: Link, begin: str) -> None:
         assert op.work is not None
         try:
-            op.answer, news = await link.run(op.work, begin)
+            op.answer, news = await link.run(op.work, begin, fenced=op.fenced)
             self._tell(news)
             if op.answer and op.revert is not None and op.unheard:
                 # Here and now, so that whoever claims next finds it.

@@ -10,7 +10,7 @@ from outlast.errors import JobNotFound
 from outlast.job import Depth, Status
 from outlast.store import Line, WorkerInfo
 from outlast.stores.postgres.rows import ENDED, LIVE, STATES, job_from, texts
-from outlast.stores.postgres.schema import RUNNING
+from outlast.stores.postgres.schema import RUNNING, Names
 from outlast.stores.postgres.steering import lines_of_queue
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from outlast.job import Job
     from outlast.stores.postgres.turn import Turn
 
-__all__ = ["count", "depth", "ended", "find", "get", "lines", "workers"]
+__all__ = ["count", "depth", "ended", "find", "get", "lines", "namespaces", "workers"]
 
 _BY_IDS = (
     f"SELECT {LIVE} FROM @jobs WHERE id = ANY($1::text[])"
@@ -48,6 +48,15 @@ _OLDEST = (
 )
 _PAUSES = "SELECT queue FROM @pauses"
 _WORKERS = "SELECT info, seen_at FROM @workers WHERE seen_at >= $1::float8 ORDER BY id"
+_SCHEMAS = (
+    "SELECT n.nspname FROM pg_namespace n JOIN pg_class c ON c.relnamespace = n.oid"
+    " WHERE c.relname = 'places' AND c.relkind = 'S' AND has_schema_privilege(n.oid, 'USAGE')"
+    " AND (n.nspname = $1::text OR starts_with(n.nspname::text, $1::text || '_'))"
+)
+_USED = (
+    "SELECT namespace FROM @meta WHERE EXISTS (SELECT 1 FROM @lines)"
+    " OR EXISTS (SELECT 1 FROM @workers)"
+)
 _COUNT_LIVE = (
     "SELECT count(*) FROM @jobs WHERE line = ANY($1::int[]) AND state = ANY($2::smallint[])"
 )
@@ -176,6 +185,18 @@ async def workers(turn: Turn, since: float) -> list[WorkerInfo]:
         worker = msgspec.json.decode(info, type=WorkerInfo)
         found.append(msgspec.structs.replace(worker, seen_at=seen_at))
     return found
+
+
+async def namespaces(turn: Turn) -> list[str]:
+    """See ``Ledger.namespaces``."""
+    prefix = turn.names.prefix
+    found = []
+    for (schema,) in await turn.fetch(_SCHEMAS, prefix):
+        other = Names(prefix, "default")
+        other.use(schema)
+        for (name,) in await turn.connection.fetch(other[_USED]):
+            found.append(name)
+    return sorted(found)
 
 
 def _depth(counts: Sequence[int]) -> Depth:

@@ -54,6 +54,7 @@ _BEGIN = (
 the statistics say of it."""
 CLAIMING = _BEGIN.format(commit="off", nested="on")
 SETTLING = _BEGIN.format(commit="{commit}", nested="off")
+_EPOCH = "UPDATE @meta SET epoch = epoch + 1 RETURNING epoch"
 _CLOCK = "SELECT extract(epoch FROM clock_timestamp())::float8"
 
 
@@ -74,6 +75,7 @@ class Link:
         self._not_before = 0.0
         self._read_at = -1e9
         self._server_now = 0.0
+        self._epoch = 0
         self.check: Callable[[Connection], Awaitable[None]] | None = None
         """Run on each new connection, before it is used."""
         self.lost: Callable[[], None] = _nothing
@@ -89,17 +91,19 @@ class Link:
         work: Callable[[Turn], Awaitable[T]],
         begin: str,
         lines: Callable[[], set[tuple[str, str | None]]] | None = None,
+        *,
+        fenced: bool = False,
     ) -> tuple[T, dict[str, set[str]]]:
         """A transaction: what ``work`` answers, and the news that the commit is.
 
-        ``lines`` gives those that must exist. Raises ``Dropped`` when the connection was lost and
-        the server may have committed; ``StoreUnavailable`` when it can't have.
+        ``lines`` gives those that must exist; ``fenced`` asks for an epoch. Raises ``Dropped`` when
+        the connection was lost, and else what the server says.
         """
         async with self._lock:
             fresh = self.connected
             for tries in range(TRIES):
                 try:
-                    return await self._once(work, begin, lines)
+                    return await self._once(work, begin, lines, fenced)
                 except AGAIN:
                     if tries == TRIES - 1:
                         raise
@@ -126,6 +130,7 @@ class Link:
         work: Callable[[Turn], Awaitable[T]],
         begin: str,
         lines: Callable[[], set[tuple[str, str | None]]] | None,
+        fenced: bool,
     ) -> tuple[T, dict[str, set[str]]]:
         committing = False
         connection = await self._ready()
@@ -134,8 +139,11 @@ class Link:
         try:
             if lines is not None:
                 await self._lines.make(connection, self._names, lines())
+            if fenced and not self._epoch:
+                self._epoch = await self._next_epoch(connection)
             await connection.execute(begin)
             turn = Turn(connection, self._names, self._lines, *await self._time(connection))
+            turn.epoch = self._epoch
             answer = await work(turn)
             await turn.finish()
             committing = True
@@ -175,6 +183,13 @@ class Link:
             await connection.execute("ROLLBACK")
         except Exception:
             self._drop()
+
+    async def _next_epoch(self, connection: Connection) -> int:
+        """Raised durably, once a connection: a server that has lost claims has lost all of them."""
+        await connection.execute("BEGIN; SET LOCAL synchronous_commit TO on")
+        epoch: int = await connection.fetchval(self._names[_EPOCH])
+        await connection.execute("COMMIT")
+        return epoch
 
     async def _time(self, connection: Connection) -> tuple[float, float]:
         """The moment by the server's clock, and what leases are measured by.
@@ -245,6 +260,7 @@ class Link:
     def _drop(self) -> None:
         connection, self._connection = self._connection, None
         self._read_at = -1e9
+        self._epoch = 0
         if connection is not None:
             connection.terminate()
             self.lost()

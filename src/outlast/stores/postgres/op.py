@@ -23,11 +23,20 @@ class Op(Reply[T]):
     Those of ``add`` have ``jobs`` and maybe a ``capacity``, those of ``settle`` have ``verdicts``:
     they are written together with others of their kind and need no ``work``. ``revert`` is the
     transaction that takes back what a call did, where it is known before anybody is answered that
-    nobody waits any more. ``after_reads``: the claims that were begun before come first, although
-    they are made on another connection.
+    nobody waits any more. ``fenced`` ones need an epoch. ``after_reads``: the claims that were
+    begun before come first, although they are made on another connection.
     """
 
-    __slots__ = ("after_reads", "capacity", "jobs", "promised", "revert", "verdicts", "work")
+    __slots__ = (
+        "after_reads",
+        "capacity",
+        "fenced",
+        "jobs",
+        "promised",
+        "revert",
+        "verdicts",
+        "work",
+    )
 
     def __init__(
         self,
@@ -46,6 +55,7 @@ class Op(Reply[T]):
         self.capacity = capacity
         self.verdicts = verdicts
         self.after_reads = after_reads
+        self.fenced = False
         self.revert: Callable[[T], Callable[[Turn], Awaitable[Any]]] | None = None
 
     @property

@@ -29,7 +29,7 @@ __all__ = [
 
 LIVE_NAMES = (
     "seq, id, line, state, payload, created_at, opts, attempt, priority, rank, due, key, lane,"
-    " expires_at, failures, crashes, suspect, failure, progress, worker, started_at"
+    " expires_at, failures, crashes, suspect, failure, progress, worker, started_at, fence"
 )
 LIVE = f"{LIVE_NAMES}, NULL::float8 AS finished_at, NULL::bytea AS result"
 """What ``job_from`` reads, from the table of live jobs."""
@@ -137,9 +137,9 @@ def job_from(row: Sequence[Any], name: tuple[str, str | None], attempt: int = 0)
         status=_STATUS[row[3]],
         created_at=row[5],
         started_at=row[20],
-        finished_at=row[21],
+        finished_at=row[22],
         failure=None if failure is None else _load_failure(failure),
-        result=row[22],
+        result=row[23],
         progress=None if progress is None else _load_progress(progress),
         worker=row[19],
     )

@@ -58,7 +58,8 @@ _COLUMNS = """
     failure text,
     progress text,
     worker text,
-    started_at float8
+    started_at float8,
+    fence bigint NOT NULL DEFAULT 0
 """
 _HOT = (
     "autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 500,"
@@ -141,8 +142,9 @@ MIGRATIONS: Sequence[str] = (_FIRST,)
 
 _META = (
     "CREATE TABLE @meta (one boolean PRIMARY KEY DEFAULT true CHECK (one), version int NOT NULL,"
-    " serves int NOT NULL)"
+    " serves int NOT NULL, namespace text NOT NULL, epoch bigint NOT NULL DEFAULT 0)"
 )
+_NEW_META = "INSERT INTO @meta (version, serves, namespace) VALUES (0, 0, $1)"
 """``serves``: the oldest version of the schema whose programs may still work on this one."""
 SERVES = 1
 
@@ -150,7 +152,14 @@ SERVES = 1
 class Names(dict[str, str]):
     """Statements with the schema put in where they say ``@``."""
 
-    def __init__(self, schema: str) -> None:
+    def __init__(self, prefix: str, namespace: str) -> None:
+        self.prefix = prefix
+        self.namespace = namespace
+        self.use(schema_name(prefix, namespace))
+
+    def use(self, schema: str) -> None:
+        """Mean this schema from now on."""
+        self.clear()
         self.schema = schema
         self._quoted = '"' + schema.replace('"', '""') + '".'
 
@@ -206,7 +215,7 @@ async def migrate(
             if version == 0:
                 await _create_schema(connection, names)
                 await connection.execute(names[_META])
-                await connection.execute(names["INSERT INTO @meta (version, serves) VALUES (0, 0)"])
+                await connection.execute(names[_NEW_META], names.namespace)
             await connection.execute(names[migrations[version]])
             await connection.execute(
                 names["UPDATE @meta SET version = $1, serves = $2"], version + 1, SERVES

@@ -32,8 +32,8 @@ _TO_REVIVE = (
 _REVIVE = (
     "WITH d AS (DELETE FROM @ended WHERE id = ANY($1::text[]) RETURNING *)"
     " INSERT INTO @jobs (seq, id, line, state, payload, created_at, opts, priority, rank, key,"
-    " lane, failure) SELECT seq, id, line, 1::smallint, payload, created_at, opts, priority, rank,"
-    " key, lane, failure FROM d ON CONFLICT DO NOTHING"
+    " lane, failure, fence) SELECT seq, id, line, 1::smallint, payload, created_at, opts, priority,"
+    " rank, key, lane, failure, fence FROM d ON CONFLICT DO NOTHING"
 )
 _HOLDERS = (
     "SELECT task, key, job, until FROM @keys WHERE task = ANY($1::text[]) AND key = ANY($2::text[])"

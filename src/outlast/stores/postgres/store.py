@@ -88,6 +88,7 @@ class PostgresStore:
         self.url = address.shown
         self.namespace = namespace
         self.schema = schema_name(address.schema, namespace)
+        self._names = Names(address.schema, namespace)
         self.library = f"PostgreSQL (asyncpg {asyncpg.__version__})"
         self.durability = Durability.POWER if durability is None else durability
         self.lifelines: Path | None = None
@@ -121,7 +122,7 @@ class PostgresStore:
                 return
             engine = Engine(
                 self._address,
-                Names(self.schema),
+                self._names,
                 self._clock,
                 self._news,
                 self._chance.token().hex(),
@@ -136,7 +137,7 @@ class PostgresStore:
     async def _check(self, connection: Connection) -> None:
         """On each new connection: it may lead to another server than the one before."""
         self.durability = await opening.examine(connection, self.url, self._required)
-        await migrate(connection, Names(self.schema), create=self._create)
+        await migrate(connection, self._names, create=self._create)
         version = connection.get_server_version()
         self.library = f"PostgreSQL {version.major}.{version.minor} (asyncpg {asyncpg.__version__})"
 
@@ -225,6 +226,7 @@ class PostgresStore:
 
         op: Op[Sequence[Claim]] = Op(work, promised=False)
         op.revert = _give_back
+        op.fenced = True
         return op
 
     async def settle(self, verdicts: Sequence[Verdict]) -> Sequence[Lost]:
@@ -353,6 +355,9 @@ class PostgresStore:
 
     async def lines(self) -> Sequence[Line]:
         return await self._do(Op(ledger.lines, promised=False))
+
+    async def namespaces(self) -> Sequence[str]:
+        return await self._read(ledger.namespaces)
 
     async def pause(self, queue: str, paused: bool = True) -> None:
         await self._do(Op(partial(steering.pause, queue=queue, paused=paused)))

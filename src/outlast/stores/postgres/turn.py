@@ -77,6 +77,8 @@ class Turn:
         self.names = names
         self.lines = lines
         self.now = now
+        self.epoch = 0
+        """Higher than any before it that a lost claim may have been made under; 0 if not asked."""
         self.mono = mono
         """The time that leases are measured by."""
         self.news: dict[str, set[str]] = {}
