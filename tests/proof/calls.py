@@ -19,12 +19,16 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
+from unittest import mock
 
 import msgspec
 from tests.proof.actors import drained_in_child
 from tests.proof.checker import check
 from tests.proof.journal import Journal, read
+from tests.proof.script import NEXT_SCHEMA, halves
 from tests.proof.stores import sqlite_store
+
+from outlast.stores.sqlite import schema
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,6 +39,9 @@ WRITES = (
     "write,pwrite64,writev,pwritev,ftruncate,fsync,fdatasync,fallocate,"
     "unlink,unlinkat,rename,renameat2,openat,mkdir,mknodat"
 )
+ANYWHERE = "pwrite64,ftruncate,fsync,fdatasync,link,linkat"
+"""What only SQLite and outlast call in such a process, whatever the file: for copies, whose names
+aren't known beforehand."""
 ROOT = Path(__file__).parents[2]
 LINE = re.compile(r"^(\d+)\s+(\w+)\(")
 
@@ -43,7 +50,10 @@ LINE = re.compile(r"^(\d+)\s+(\w+)\(")
 class Swept:
     """What came of the kills."""
 
+    acts: str = ""
     points: int = 0
+    of: int = 0
+    """How many there are, if this was the first part of a whole sweep."""
     hit: int = 0
     """Runs that really were killed there; others ran on because the calls came otherwise."""
     acknowledged: int = 0
@@ -59,8 +69,12 @@ def _strace(paths: Sequence[Path], extra: Sequence[str], command: Sequence[str])
 
 
 def count_calls(paths: Sequence[Path], command: Sequence[str], log: Path) -> dict[str, int]:
-    """How often each call touched these files, in the thread that made it most often."""
-    words = _strace(paths, ["-o", str(log), "-e", f"trace={WRITES}"], command)
+    """How often each call touched these files, in the thread that made it most often.
+
+    Without paths, whichever files were touched.
+    """
+    traced = WRITES if paths else ANYWHERE
+    words = _strace(paths, ["-o", str(log), "-e", f"trace={traced}"], command)
     subprocess.run(words, check=True, cwd=ROOT, timeout=120)
     by_thread: Counter[tuple[str, str]] = Counter()
     for line in log.read_text(errors="replace").splitlines():
@@ -96,15 +110,23 @@ def sweep(
     *,
     before: Sequence[str] = (),
     most: int = 1_000_000,
+    part: tuple[int, int] = (0, 1),
     budget: float = 3600.0,
 ) -> Swept:
     """Kill at every call of these acts (or at ``most`` of them, drawn by lot), and judge each.
 
     The acts begin on a store that has gone through ``before``; without it, on no store at all.
+    ``part`` 1 of 4 is every fourth call, beginning with the second.
     """
-    swept = Swept(seed=seed)
+    swept = Swept(acts=",".join(acts), seed=seed)
     began = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="outlast-calls-") as scratch:
+    with (
+        tempfile.TemporaryDirectory(prefix="outlast-calls-") as scratch,
+        mock.patch.object(schema, "MIGRATIONS", schema.MIGRATIONS),
+    ):
+        if "migrate" in acts:
+            # The judge is the newer outlast, whatever the killed one had got to.
+            schema.MIGRATIONS = (*schema.MIGRATIONS, NEXT_SCHEMA)
         folder = Path(scratch)
         template, work = folder / "template", folder / "work"
         template.mkdir()
@@ -117,14 +139,21 @@ def sweep(
             shutil.copytree(template, work)
             return work
 
-        counts = count_calls(_files(fresh()), _command(work, acts), folder / "log")
+        def watched() -> list[Path]:
+            return [] if "back_up" in acts else _files(work)
+
+        fresh()
+        counts = count_calls(watched(), _command(work, acts), folder / "log")
         points = points_of(counts)
+        swept.of = 0 if part[0] else len(points)
+        points = points[part[0] :: part[1]]
         dice = random.Random(seed)
         for call, nth in dice.sample(points, min(most, len(points))):
             if time.monotonic() - began > budget:
                 break
             swept.points += 1
-            swept.hit += killed_at(_files(fresh()), _command(work, acts), call, nth)
+            fresh()
+            swept.hit += killed_at(watched(), _command(work, acts), call, nth)
             _judge(work, swept, f"{call} number {nth}")
     swept.seconds = time.monotonic() - began
     return swept
@@ -155,6 +184,9 @@ def _judge(work: Path, swept: Swept, where: str) -> None:
     swept.acknowledged += report.acknowledged
     for name, found in report.broken.items():
         swept.broken[name] = swept.broken.get(name, 0) + len(found)
+    if half := halves(work):
+        swept.broken["half copy"] = swept.broken.get("half copy", 0) + 1
+        swept.stories.append(f"killed at {where}: {half}")
     if report.broken and len(swept.stories) < 3:
         swept.stories.append(f"killed at {where}\n{report.story(events)}")
 
@@ -164,12 +196,21 @@ def main() -> None:
     parser.add_argument("--acts", default="add_one_by_one,claim_and_settle")
     parser.add_argument("--before", default="")
     parser.add_argument("--points", type=int, default=1_000_000)
+    parser.add_argument("--part", default="0/1", help="NUMBER/PARTS: that share of the calls")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--budget", type=float, default=3600.0)
     told = parser.parse_args()
     before = told.before.split(",") if told.before else ()
     acts = told.acts.split(",")
-    swept = sweep(acts, told.seed, before=before, most=told.points, budget=told.budget)
+    number, _, parts = told.part.partition("/")
+    swept = sweep(
+        acts,
+        told.seed,
+        before=before,
+        most=told.points,
+        part=(int(number), int(parts)),
+        budget=told.budget,
+    )
     print(msgspec.json.encode(swept).decode())
 
 

@@ -216,6 +216,7 @@ class _Trial:
         report.runs += len(runs)
         if job is None:
             gone_rightly = self.forgets and any(_finished(run) for run in runs)
+            gone_rightly |= any(event.kind == "purge" for event in story)
             if sent == "acknowledged" and not gone_rightly:
                 report.lost.append(id)
         elif job.status.ended:

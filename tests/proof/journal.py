@@ -26,6 +26,7 @@ Kind = Literal[
     "settled",  # the verdict was accepted
     "refused",  # the verdict was not: the claim was no longer ours
     "cancel",  # somebody asked for the job to be given up
+    "purge",  # somebody asked for the ended job to be deleted
     "revive",  # somebody asked for an ended job to be queued again
     "birth",  # a process of the fleet is there; `target` is its parent
     "kill",  # SIGKILL sent to the process `target`

@@ -14,13 +14,13 @@ import random
 import shutil
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 from unittest import mock
 
 import msgspec
 from tests.proof.journal import Memo
 from tests.proof.replay import DB, judge_image, scratch
-from tests.proof.script import play
+from tests.proof.script import halves, play
 from tests.proof.stage import QUEUE, Stage
 from tests.proof.stores import sqlite_store
 from tests.proof.vfs import Op, OpKind, ShortWrite, io_error, watched
@@ -28,7 +28,7 @@ from tests.proof.vfs import Op, OpKind, ShortWrite, io_error, watched
 from outlast.errors import StoreError
 from outlast.job import Status
 from outlast.store import Durability
-from outlast.stores.sqlite import files, writer
+from outlast.stores.sqlite import files, schema, writer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -91,7 +91,12 @@ class Fault:
 class Points:
     """The sum over the points that were struck."""
 
+    acts: str = ""
     points: int = 0
+    loops: int = 0
+    """Loops that were begun."""
+    clean: int = 0
+    """Of these, how many went on until the acts ran through without reaching the failure."""
     errors: int = 0
     """Calls that failed with an error of outlast's, as they should."""
     acknowledged: int = 0
@@ -108,7 +113,12 @@ def strike(loop: Loop, nth: int, acts: Sequence[str], template: Path, work: Path
     """
     shutil.rmtree(work, ignore_errors=True)
     shutil.copytree(template, work)
-    fault = Fault(loop, nth)
+    with mock.patch.object(schema, "MIGRATIONS", schema.MIGRATIONS):
+        return _strike(Fault(loop, nth), acts, work)
+
+
+def _strike(fault: Fault, acts: Sequence[str], work: Path) -> Points | None:
+    loop, nth = fault.loop, fault.nth
     clock = itertools.count(1)
     memo = Memo(lambda: float(next(clock)))
     with watched("proof-nth", fault) as vfs, _any_place_will_do():
@@ -118,6 +128,9 @@ def strike(loop: Loop, nth: int, acts: Sequence[str], template: Path, work: Path
     result = Points(points=1, errors=len(stage.errors))
     result.acknowledged = sum(event.kind == "ok" for event in memo.events)
     killed, ended = memo.events[:seen], memo.events
+    if found := halves(work):
+        result.broken["half copy"] = 1
+        result.stories.append(f"{loop} number {nth}: {found}")
     for name, folder, events in (("killed", work / "killed", killed), ("ended", work, ended)):
         for what, found in judge_image(folder, events, drain=True, restarted=False).items():
             result.broken[what] = result.broken.get(what, 0) + len(found)
@@ -199,7 +212,7 @@ def sweep(
     budget: float = 3600.0,
 ) -> Points:
     """Each loop from its first operation on, by ``stride``, until the workload runs clean."""
-    total = Points(seed=seed)
+    total = Points(acts=",".join(acts), seed=seed)
     began = time.monotonic()
     dice = random.Random(seed)
     with scratch() as folder:
@@ -207,8 +220,12 @@ def sweep(
         template.mkdir()
         _template(template)
         for loop in loops:
+            if total.points >= most or time.monotonic() - began > budget:
+                break
+            total.loops += 1
             for nth in _numbers(stride, dice):
                 found = strike(loop, nth, acts, template, work)
+                total.clean += found is None
                 over = total.points >= most or time.monotonic() - began > budget
                 if found is None or over:
                     break
@@ -234,13 +251,22 @@ def _add(total: Points, found: Points) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--acts", default="add_one_by_one,claim_and_settle")
+    parser.add_argument("--kinds", default="", help="operations that fail, by comma; else all")
     parser.add_argument("--points", type=int, default=1_000_000)
     parser.add_argument("--stride", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--budget", type=float, default=3600.0)
     told = parser.parse_args()
     acts = told.acts.split(",")
-    total = sweep(acts, told.seed, most=told.points, stride=told.stride, budget=told.budget)
+    kinds = told.kinds.split(",") if told.kinds else get_args(OpKind)
+    total = sweep(
+        acts,
+        told.seed,
+        loops=[loop for loop in ENDLESS_LOOPS if loop.kind in kinds],
+        most=told.points,
+        stride=told.stride,
+        budget=told.budget,
+    )
     print(msgspec.json.encode(total).decode())
 
 

@@ -114,12 +114,12 @@ COUNTS = {
     "recovery": ("rounds", "acknowledged", "explained"),
     "replay": ("replays", "drained"),
     "cut": ("rounds", "empty", "acknowledged"),
-    "nth": ("points", "errors", "acknowledged"),
+    "nth": ("points", "loops", "clean", "errors", "acknowledged"),
     "calls": ("points", "hit", "acknowledged"),
     "flips": ("flips", "harmless", "buried", "damaged", "unnoticed"),
     "mutants": ("planted", "caught"),
     "cases": ("passed", "failed"),
-    "sim": ("seeds", "steps", "hours"),
+    "sim": ("seeds", "dense", "steps", "hours", "years", "acknowledged", "explained", "zombies"),
 }
 WORDS = {
     "rounds": "rounds",
@@ -143,8 +143,13 @@ WORDS = {
     "passed": "passed",
     "failed": "failed",
     "seeds": "seeds",
+    "dense": "of these dense: a dozen actors and faults all the time",
     "steps": "steps",
-    "hours": "simulated hours",
+    "hours": "simulated hours of the dense ones",
+    "years": "simulated years of the others",
+    "zombies": "workers that woke up after their lease had gone to somebody else",
+    "loops": "loops over one kind of failure begun",
+    "clean": "of these run until the path went through without reaching the failure",
 }
 
 
@@ -247,7 +252,9 @@ def _section(kind: str, lines: Sequence[Line]) -> list[str]:
 
 
 def _variants(kind: str, lines: Sequence[Line]) -> list[str]:
-    """For cuts: each setting by itself, those that are meant to lose included."""
+    """For cuts: each setting by itself, those that are meant to lose included. And each path."""
+    if kind in ("replay", "nth", "calls"):
+        return _paths(COUNTS[kind][0], lines)
     if kind != "cut":
         return []
     by_load: dict[str, list[Line]] = defaultdict(list)
@@ -262,6 +269,20 @@ def _variants(kind: str, lines: Sequence[Line]) -> list[str]:
         worst = max(line.number("worst") for line in some)
         cells = (_sum(some, "rounds"), _sum(some, "acknowledged"), _sum(some, "lost"), worst)
         table.append(f"| {load} | " + " | ".join(f"{cell:,.0f}" for cell in cells) + " |")
+    return table
+
+
+def _paths(count: str, lines: Sequence[Line]) -> list[str]:
+    """Each path through the store by itself."""
+    by_acts: dict[str, list[Line]] = defaultdict(list)
+    for line in lines:
+        by_acts[str(line.numbers.get("acts", ""))].append(line)
+    table = ["", f"| path | {WORDS[count]} | lost | broken |", "| --- | --- | --- | --- |"]
+    for acts, some in sorted(by_acts.items()):
+        lost, broken = _losses(some)
+        path = acts.replace(",", ", ").replace("_", " ") or "(not noted)"
+        cells = f"{_sum(some, count):,.0f} | {lost} | {sum(broken.values())}"
+        table.append(f"| {path} | {cells} |")
     return table
 
 

@@ -7,17 +7,22 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import apsw
 from tests.proof.journal import Journal
-from tests.proof.stage import Stage
+from tests.proof.stage import QUEUE, Stage
 from tests.proof.stores import sqlite_store
 
+from outlast.errors import StoreError
+from outlast.job import Progress
 from outlast.lifeline import Lifeline
-from outlast.stores.sqlite import schema
+from outlast.stores.sqlite import SqliteStore, schema
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
-__all__ = ["ACTS", "play"]
+__all__ = ["ACTS", "halves", "play"]
+
+COPY = "copy.db"
 
 NEXT_SCHEMA = """
 ALTER TABLE jobs ADD COLUMN extra TEXT;
@@ -110,9 +115,60 @@ async def come_back(stage: Stage) -> None:
 
 async def migrate(stage: Stage) -> None:
     """A newer outlast comes: the caller has to put the schema's steps back afterwards."""
-    await stage.store.close()
     schema.MIGRATIONS = (*schema.MIGRATIONS, NEXT_SCHEMA)
-    await stage.store.open()
+    await stage.reopen()
+
+
+async def purge(stage: Stage) -> None:
+    """Delete what has ended, and nothing else."""
+    await stage.end(await stage.claim(3), "done")
+    await stage.end(await stage.claim(1), "dead")
+    await stage.purge()
+    await stage.upkeep()
+
+
+async def keep(stage: Stage) -> None:
+    """Leases are renewed, with a word on how far it is; the queue pauses meanwhile."""
+    claims = await stage.claim(2)
+    try:
+        notes = [Progress(id=claim.job.id, value=0.5) for claim in claims]
+        await stage.store.renew(claims, 60.0, notes)
+        await stage.ledger.pause(QUEUE)
+        await stage.ledger.pause(QUEUE, False)
+    except StoreError as error:
+        stage.errors.append(error)
+    await stage.end(claims, "done")
+
+
+async def back_up(stage: Stage) -> None:
+    """A copy beside the store: whatever bears its name is whole."""
+    store = stage.store
+    assert isinstance(store, SqliteStore)
+    copy = Path(store.path).with_name(COPY)
+    copy.unlink(missing_ok=True)
+    try:
+        await store.backup(copy)
+    except StoreError as error:
+        stage.errors.append(error)
+    if found := halves(copy.parent):
+        raise AssertionError(f"{copy}: {found}")
+
+
+def halves(folder: Path) -> list[str]:
+    """What is wrong with the copy in this folder; nothing if it is whole, or not there."""
+    copy = folder / COPY
+    if not copy.exists():
+        return []
+    try:
+        connection = apsw.Connection(str(copy), flags=apsw.SQLITE_OPEN_READONLY)
+        try:
+            rows = connection.execute("SELECT count(*) FROM jobs").get
+            found = connection.pragma("integrity_check")
+        finally:
+            connection.close()
+    except apsw.Error as error:
+        return [str(error)]
+    return [] if found == "ok" and rows is not None else [str(found)]
 
 
 ACTS: Mapping[str, Callable[[Stage], Awaitable[None]]] = {
@@ -127,6 +183,9 @@ ACTS: Mapping[str, Callable[[Stage], Awaitable[None]]] = {
     "all_at_once": all_at_once,
     "come_back": come_back,
     "migrate": migrate,
+    "purge": purge,
+    "keep": keep,
+    "back_up": back_up,
 }
 
 

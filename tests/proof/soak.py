@@ -52,25 +52,46 @@ LIVES = (
     "all_at_once,all_at_once",
     "add_one_by_one,come_back,claim_and_settle,come_back",
     "add_many,migrate,claim_and_settle",
+    "add_many,keep,purge",
 )
-FAILURES = (
+PATHS = (
     "add_one_by_one,claim_and_settle",
     "add_keyed,settle_every_way",
     "add_many,lose_a_worker,ask",
     "fill_the_log,come_back",
     "all_at_once,come_back",
+    "add_many,keep,purge",
+    "add_many,migrate,claim_and_settle",
+    "add_many,back_up,claim_and_settle",
 )
+KINDS = ("write", "sync,truncate,delete,create", "read")
 CALLS = (
     ["--acts", "add_one_by_one,add_keyed"],
     ["--acts", "claim_and_settle,settle_every_way", "--before", "add_many"],
     ["--acts", "lose_a_worker,ask,come_back", "--before", "add_many"],
     ["--acts", "fill_the_log", "--before", "add_many"],
+    ["--acts", "keep,purge", "--before", "add_many"],
+    ["--acts", "migrate", "--before", "add_many,claim_and_settle"],
+    ["--acts", "back_up", "--before", "add_many,claim_and_settle"],
 )
+PARTS = 4
 LOADS = ("outlast-power", "outlast-power", "outlast-power", "plain-full", "outlast-process")
 
 
 def _variant(options: tuple[str, ...], flag: str) -> Callable[[int], list[str]]:
     return lambda seed: [flag, options[seed % len(options)]]
+
+
+def _failures(seed: int) -> list[str]:
+    """Each path through the store with each kind of operation, before it begins anew."""
+    acts, kinds = divmod(seed % (len(PATHS) * len(KINDS)), len(KINDS))
+    return ["--acts", PATHS[acts], "--kinds", KINDS[kinds]]
+
+
+def _calls(seed: int) -> list[str]:
+    """Each path in parts, before it begins anew."""
+    which, part = divmod(seed % (len(CALLS) * PARTS), PARTS)
+    return [*CALLS[which], "--part", f"{part}/{PARTS}"]
 
 
 def _unshared(options: tuple[str, ...]) -> Callable[[int], list[str]]:
@@ -83,8 +104,8 @@ RIGS: dict[str, Rig] = {
     "recovery": Rig("tests.proof.recovery", lambda seed: ["--rounds", "20"], 0.25),
     "replay": Rig("tests.proof.replay", _variant(LIVES, "--acts"), 4.0),
     "cut": Rig("tests.proof.cut", _unshared(LOADS), 3.0, root=True),
-    "nth": Rig("tests.proof.nth", _variant(FAILURES, "--acts"), 1.0),
-    "calls": Rig("tests.proof.calls", lambda seed: CALLS[seed % len(CALLS)], 1.0),
+    "nth": Rig("tests.proof.nth", _failures, 1.0),
+    "calls": Rig("tests.proof.calls", _calls, 1.0),
     "flips": Rig("tests.proof.faults", lambda seed: ["flip-bits"], 0.25),
     "mutants": Rig("tests.proof.mutants", lambda seed: [], 1.0),
     "sim": Rig("tests.proof.sim", lambda seed: [], 2.0),

@@ -184,6 +184,16 @@ class Stage:
         except StoreError as error:
             self.errors.append(error)
 
+    async def purge(self) -> None:
+        """Delete what has ended."""
+        ended = [status for status in Status if status.ended]
+        try:
+            for job in await self.ledger.find(status=ended, queue=QUEUE, limit=1_000_000):
+                self.tell("purge", job.id)
+            await self.ledger.purge(QUEUE, ended)
+        except StoreError as error:
+            self.errors.append(error)
+
     async def upkeep(self, *, dead_worker: str | None = None) -> None:
         """What a worker does between jobs."""
         try:
@@ -207,6 +217,7 @@ class Stage:
 
     async def drain(self, patience: int = 2000) -> None:
         """Run everything to its end; ``AssertionError`` when it won't come to one."""
+        await self.ledger.pause(QUEUE, False)  # who paused it may have been killed meanwhile
         for _ in range(patience):
             await self.store.recover(1000)
             claims = await self.store.claim([QUEUE], [TASK], 100, 60.0, self.worker)

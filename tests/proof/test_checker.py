@@ -57,6 +57,11 @@ def test_a_history_without_faults_is_fine() -> None:
     assert (report.acknowledged, report.runs, report.ended, report.explained) == (1, 1, 1, 0)
 
 
+def test_what_was_purged_may_be_gone_or_still_there() -> None:
+    story = Story().added("a").ran("a").settled("a").added("b").ran("b").settled("b")
+    assert broken(story.tell("purge", "a").tell("purge", "b").holds("b")) == {}
+
+
 def test_acknowledged_and_gone_is_lost() -> None:
     assert broken(Story().added()) == {"lost": ["a"]}
 

@@ -22,6 +22,7 @@ LIVES = {
     "settle": ("add_many", "settle_every_way"),
     "worker": ("add_many", "lose_a_worker", "claim_and_settle"),
     "people": ("add_many", "ask"),
+    "purge": ("add_many", "keep", "purge"),
     "checkpoint": ("fill_the_log",),
     "together": ("all_at_once", "all_at_once"),
     "reopen": ("add_one_by_one", "come_back", "claim_and_settle", "come_back"),

@@ -82,3 +82,18 @@ def test_what_weaker_settings_lose_is_shown_apart(tmp_path: Path) -> None:
     assert "| Real power cuts | 9 rounds | 0 | 0 |" in page
     assert "| outlast-process | 3 | 30 | 30 | 20 |" in page
     assert "Nothing was run yet." in render([])
+
+
+def test_each_path_is_shown_by_itself_and_comes_round_with_the_seeds() -> None:
+    page = render(
+        [
+            line("nth", 0, acts="add_many,purge", points=5, broken={}),
+            line("nth", 1, acts="add_many,purge", points=6, broken={"stuck": 2}),
+            line("nth", 2, acts="back_up", points=7, broken={"lost": 1}),
+        ]
+    )
+    assert "| add many, purge | 11 | 0 | 2 |" in page
+    assert "| back up | 7 | 1 | 0 |" in page
+    for kind, count in (("nth", len(soak.PATHS) * 3), ("calls", len(soak.CALLS) * soak.PARTS)):
+        commands = {tuple(soak.RIGS[kind].words(seed)) for seed in range(count)}
+        assert len(commands) == count

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import signal
+import threading
 import time
 from typing import TYPE_CHECKING, Any
 
 import apsw
 import pytest
 from tests.conformance.steps import job
+from tests.fakes import FakeClock
 from tests.stores.children import Child, listen, say
 
 from outlast.errors import StoreUnavailable
@@ -232,3 +234,58 @@ def test_nothing_that_is_opened_and_closed_drops_the_locks_of_a_store(
     store.close_now()
     with Child(tries_to_be_alone, path=str(db)) as child:
         assert child.hear() == "granted", "the test sees what it looks for"
+
+
+class Sleepy:
+    """The ``time`` of a writer whose machine was suspended for an hour between two looks."""
+
+    def __init__(self) -> None:
+        self.slept = 0.0
+        self.naps = 0
+        self.awake = threading.Event()
+
+    def monotonic(self) -> float:
+        return time.monotonic() + self.slept
+
+    def sleep(self, seconds: float) -> None:
+        threading.Event().wait(seconds)
+        self.naps += 1
+        if self.naps == 3:
+            self.slept = 3600.0
+        elif self.naps == 6:
+            self.awake.set()
+
+
+def test_time_in_which_the_process_stood_still_was_not_waited(
+    db: Path, opened: Opener, other: apsw.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, sleepy = opened(db), Sleepy()
+    monkeypatch.setattr(writer, "time", sleepy)
+    other.execute(LOCKED)
+    reply = store._hand_over(store._add_op([job("a")], None))
+    assert sleepy.awake.wait(20)
+    other.execute("ROLLBACK")
+    assert reply.result(20)[0].created
+    other.close()
+
+
+async def test_a_lease_that_ran_out_while_all_waited_for_the_lock_is_renewed(
+    db: Path, opened: Opener, other: apsw.Connection
+) -> None:
+    """Its worker waits beside the one that recovers, and nobody knows who comes first."""
+    clock = FakeClock()
+    mine, theirs = opened(db, clock=clock), opened(db, clock=clock)
+    mine.add_now([job("a")])
+    [claim] = mine.claim_now(["default"], [None], 1, 15, "w")
+    other.execute(LOCKED)
+    recovered = asyncio.ensure_future(theirs.recover(10))
+    await asyncio.sleep(0)
+    clock.advance(20)
+    renewed = asyncio.ensure_future(mine.renew([claim], 15))
+    await asyncio.sleep(0)
+    other.execute("ROLLBACK")
+    assert await recovered == 0
+    assert await renewed == []
+    clock.advance(20)
+    assert await theirs.recover(10) == 1
+    other.close()

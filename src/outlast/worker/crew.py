@@ -94,8 +94,10 @@ class Crew:
             if self.closed:
                 self._put_back(claim, 0.0)
             elif job.id in self.runs:
-                # We lost it and got it again, and the old run (a thread) has not ended yet.
-                self._settle(give_back(claim, 1.0, started=False))
+                # We lost it and got it again, and the old run (a thread) has not ended yet. If a
+                # power cut took the claim back, that run counts here, or its lane would go on.
+                counted = self.runs[job.id].attempt < job.attempt
+                self._settle(give_back(claim, 1.0, started=not counted))
             elif job.suspect:
                 self.suspects.append(claim)
             else:

@@ -11,6 +11,7 @@ ENGINE = "tests/engine"
 REPLAY = "tests/proof/test_replay.py::test_a_power_cut_after_any_operation_loses_nothing"
 NTH = "tests/proof/test_nth.py::test_failed_syncs_are_never_acknowledged"
 FAULTS = "tests/proof/test_faults.py"
+SIM = "tests/proof/sim/test_sim.py"
 
 WRITER, STORE = "stores/sqlite/writer.py", "stores/sqlite/store.py"
 SCHEMA, MOVES = "stores/sqlite/schema.py", "stores/sqlite/moves.py"
@@ -256,6 +257,28 @@ WORKER_BUGS = (
         "            elif job.suspect:\n",
         "            elif job.suspect and self.closed:\n",
         engine("test_worker_runs", "test_suspects_run_alone_and_the_others_go_on"),
+    ),
+    Bug(
+        "what is got again by who still runs it goes back as never started",
+        "worker/crew.py",
+        "self._settle(give_back(claim, 1.0, started=not counted))",
+        "self._settle(give_back(claim, 1.0, started=False))",
+        (f"{SIM}::test_what_long_runs_have_found_is_mended",),
+    ),
+    Bug(
+        "a file that was put back is never found again",
+        WRITER,
+        "            # Nothing was written. What was taken away may be put back.\n",
+        "            self._broken = error\n",
+        ("tests/stores/test_sqlite_vanished.py",),
+    ),
+    Bug(
+        "whoever waits for the lock recovers what could not be renewed",
+        UPKEEP,
+        "    rows = fetch(moves.connection, _OVERDUE, asked, moves.space, limit)\n",
+        "    now = moves.clock.monotonic()\n"
+        "    rows = fetch(moves.connection, _OVERDUE, now, moves.space, limit)\n",
+        ("tests/stores/test_sqlite_contention.py",),
     ),
     Bug(
         "a stop forgets what was claimed ahead",

@@ -21,6 +21,8 @@ class Sum(Struct, kw_only=True):
 
     seed: int = 0
     seeds: int = 0
+    dense: int = 0
+    """Of these, how many had faults all the time."""
     steps: int = 0
     hours: float = 0.0
     """Of dense worlds, without what was skipped."""
@@ -39,6 +41,7 @@ class Sum(Struct, kw_only=True):
         self.seeds += 1
         self.steps += outcome.steps
         if outcome.profile == "dense":
+            self.dense += 1
             self.hours += (outcome.seconds - outcome.idle) / 3600
         else:
             self.years += outcome.seconds / 3600 / 24 / 365.25

@@ -149,6 +149,8 @@ class Server:
     def _again(self, request: tuple[Any, ...]) -> None:
         process, store, name, args, _ = request
         if not self.down:
+            # The answer finds nobody: what is claimed so stays with it until the lease is over.
+            self._harm(process, name)
             self._apply(process, store, name, args)
 
     def _apply(

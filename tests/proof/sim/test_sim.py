@@ -12,6 +12,13 @@ from tests.proof.sim.world import run_world
 
 DENSE, SPARSE = range(72), range(28)
 BATCH = 4
+FOUND = [
+    (1000033, "dense"),  # a job got again by who still ran it went back and lost its lane
+    (1000077, "dense"),
+    (3000241, "dense"),
+    (2000145, "dense"),  # the simulation's own: a request that arrives twice is a fault as well
+    (5000011, "sparse"),  # and a worker must not start while the others sleep
+]
 
 
 def batches(seeds: range) -> list[range]:
@@ -37,6 +44,12 @@ def test_dense_worlds_keep_all_promises(seeds: range) -> None:
 @pytest.mark.parametrize("seeds", batches(SPARSE), ids=str)
 def test_sparse_worlds_keep_all_promises(seeds: range) -> None:
     live(seeds, "sparse")
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(("seed", "profile"), FOUND)
+def test_what_long_runs_have_found_is_mended(seed: int, profile: str) -> None:
+    live(range(seed, seed + 1), profile)
 
 
 @pytest.mark.parametrize("profile", ["dense", "sparse"])

@@ -244,7 +244,7 @@ class World:
         """Start a worker, see it end, start the next."""
         outside = self.loop.outside
         while not self.over:
-            if self.nemesis.asleep is not None:
+            while self.nemesis.asleep is not None:
                 await self.nemesis.asleep
             process = self.new_process(f"worker-{place.number}", place.clock, place.host)
             process.worker_id = f"worker-{place.number}.{process.pid}"
@@ -293,11 +293,14 @@ class World:
             if all(row.job.status.ended for row in table.rows.values()):
                 return
             now = self.server.clock.now()
+            queued = [row.job for row in table.rows.values() if row.job.status is Status.QUEUED]
+            # Who waits in a lane for another's next try waits as long as that one.
+            lanes = {job.lane for job in queued if job.lane and job.attempt and job.run_at}
             due = min(
                 (
-                    now if row.job.run_at is None else row.job.run_at
-                    for row in table.rows.values()
-                    if row.job.status is Status.QUEUED
+                    now if job.run_at is None else job.run_at
+                    for job in queued
+                    if job.run_at is not None or job.lane not in lanes
                 ),
                 default=now,
             )

@@ -292,11 +292,11 @@ class SqliteStore(Stepped):
         return await self._do(Op(run, synced=False, size=len(claims)))
 
     async def recover(self, limit: int) -> int:
-        return await self._do(Op(partial(upkeep.recover, limit=limit), synced=True))
+        run = partial(upkeep.recover, limit=limit, asked=self._clock.monotonic())
+        return await self._do(Op(run, synced=True))
 
     async def recover_worker(self, worker: str, cause: Death) -> int:
-        run = partial(upkeep.recover_worker, worker=worker, cause=cause)
-        return await self._do(Op(run, synced=True))
+        return await self._do(Op(partial(upkeep.recover_worker, worker=worker, cause=cause), True))
 
     async def prune(self, limit: int) -> int:
         return await self._do(Op(partial(upkeep.prune, limit=limit), synced=False, size=limit))

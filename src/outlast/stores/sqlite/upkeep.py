@@ -156,9 +156,13 @@ def renew(
 # -- crashes
 
 
-def recover(moves: Moves, limit: int) -> int:
-    """See ``Store.recover``: nobody knows what became of these workers."""
-    rows = fetch(moves.connection, _OVERDUE, moves.clock.monotonic(), moves.space, limit)
+def recover(moves: Moves, limit: int, asked: float) -> int:
+    """See ``Store.recover``: nobody knows what became of these workers.
+
+    A lease has to be over when that was ``asked``, by the monotonic clock. While the call waited
+    for the lock nobody could renew, and those who wanted to are waiting beside it.
+    """
+    rows = fetch(moves.connection, _OVERDUE, asked, moves.space, limit)
     failure = Failure(kind="crash", message="the lease ran out: the worker died or was cut off")
     _return(moves, [(row, "crash" if row[7] else "suspect") for row in rows], failure)
     return len(rows)

@@ -53,6 +53,8 @@ GLANCE = 0.02
 """Seconds for which it is believed that the disk has room and that the files are still ours, before
 a commit. After it, and before it is answered, they are looked at each time."""
 LOCK_WAIT = 30.0
+AWAKE = 1.0
+"""Seconds of one turn of that wait at most: what took longer was stopped, or its machine was."""
 PAGE = 4096
 CHECKPOINT_PAGES = 2000
 """Pages of log after which it is copied into the database: 8 MiB."""
@@ -305,16 +307,18 @@ class Writer:
             pass
         else:
             return
-        deadline = time.monotonic() + LOCK_WAIT
-        pause = 0.0001
+        waited, pause = 0.0, 0.0001
         with self._turn.waiting():
             while True:
+                began = time.monotonic()
                 with self._gate.outside():
                     time.sleep(pause)
                 try:
                     connection.execute("BEGIN IMMEDIATE")
                 except apsw.BusyError:
-                    if time.monotonic() > deadline:
+                    # Time in which this process stood still itself, it did not wait.
+                    waited += min(time.monotonic() - began, AWAKE)
+                    if waited > LOCK_WAIT:
                         raise
                     pause = min(pause * 1.2, 0.001)
                 else:
