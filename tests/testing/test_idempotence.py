@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -105,3 +106,32 @@ async def test_observing_and_setting_up_may_be_async() -> None:
 async def test_a_task_that_does_not_end_well() -> None:
     with pytest.raises(ConfigurationError, match="does not end well by itself"):
         await assert_idempotent(app, never_well, observe=world, setup=clear)
+
+
+@app.task(name="step-without-a-key")
+async def step_without_a_key() -> None:
+    await current().step("charge", ledger.append, ("charge", 1))
+
+
+@app.task(name="step-with-a-key")
+async def step_with_a_key() -> None:
+    key = current().idempotency_key
+    await current().step("charge", charged.setdefault, key, 1)
+    await current().sleep(hours=6)
+    await current().step("charge", charged.setdefault, f"later-{key}", 2)
+
+
+@app.task(name="plain-step-without-a-key")
+def plain_step_without_a_key() -> None:
+    current().step_sync("charge", ledger.append, ("charge", 1))
+
+
+@pytest.mark.parametrize("task", [step_without_a_key, plain_step_without_a_key])
+async def test_a_step_can_be_cut_before_it_is_remembered(task: Any) -> None:
+    with pytest.raises(NotIdempotent) as caught:
+        await assert_idempotent(app, task, observe=world, setup=clear)
+    assert caught.value.line == task.fn.__code__.co_firstlineno + 2
+
+
+async def test_a_step_with_a_key_passes_also_when_it_sleeps() -> None:
+    assert await assert_idempotent(app, step_with_a_key, observe=world, setup=clear) >= 8

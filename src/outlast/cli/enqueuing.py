@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from outlast.job import Added
     from outlast.task import Task
 
-__all__ = ["enqueue"]
+__all__ = ["arguments_of", "enqueue"]
 
 
 @click.command()
@@ -41,7 +41,7 @@ def enqueue(target: Target, task: str, arguments: str, create: bool, **options: 
     unless --url or --app says otherwise.
     """
     found = find_task(task)
-    args, kwargs = _arguments(found, arguments)
+    args, kwargs = arguments_of(found, arguments)
     given = {name: value for name, value in options.items() if value is not None}
     bound = found.using(**given) if given else found
     job = bound.call(*args, **kwargs).job
@@ -61,7 +61,7 @@ def enqueue(target: Target, task: str, arguments: str, create: bool, **options: 
         target.screen.note("That key belongs to this job already; nothing was stored.")
 
 
-def _arguments(task: Task[..., Any], text: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def arguments_of(task: Task[..., Any], text: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments, as the types that the signature names."""
     try:
         given = json.loads(text, parse_constant=_no_number)

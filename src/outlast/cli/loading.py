@@ -15,13 +15,22 @@ from outlast.cli.screen import Screen
 from outlast.cli.suggest import did_you_mean, listed
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import ModuleType
 
     from outlast.app import Outlast
     from outlast.task import Task
     from outlast.worker.options import WorkerOptions
 
-__all__ = ["app_of", "find_app", "find_task", "for_worker", "import_module", "split"]
+__all__ = [
+    "app_of",
+    "find_app",
+    "find_function",
+    "find_task",
+    "for_worker",
+    "import_module",
+    "split",
+]
 
 
 T = TypeVar("T")
@@ -79,6 +88,20 @@ def find_task(spec: str) -> Task[..., Any]:
     raise click.UsageError(
         f"{spec} is {_kind(found)}, not a task{hint}; the tasks of {name} are {listed(tasks)}"
     )
+
+
+def find_function(spec: str) -> Callable[..., Any]:
+    """What ``MODULE:FUNC`` names. Raises ``click.UsageError``, ``ImportFailed`` with the cause."""
+    name, path = split(spec)
+    if not path:
+        raise click.UsageError(f"{spec!r}: write MODULE:FUNC, for example shop:charges")
+    module = import_module(name)
+    there = {key: value for key, value in vars(module).items() if callable(value)}
+    found = _walk(module, path, there, "look at its spelling")
+    if not callable(found):
+        raise click.UsageError(f"{spec} is {_kind(found)}, not a function")
+    function: Callable[..., Any] = found
+    return function
 
 
 def app_of(spec: str, task: Task[..., Any]) -> Outlast:

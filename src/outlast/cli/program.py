@@ -37,7 +37,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
         "outlast.cli.doctor",
         "Look at the store behind URL and say what accepted jobs survive.",
     ),
-    "check": ("outlast.cli.check", "Check an app's tasks without running them."),
+    "check": ("outlast.cli.check", "Find out whether a task may run twice."),
     "bench": ("outlast.cli.bench", "Measure this machine and this disk."),
     "demo": ("outlast.cli.demo", "Work on real files while workers are killed; lose nothing."),
 }

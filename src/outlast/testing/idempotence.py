@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING, Any, cast
 from outlast.access import ledger_of
 from outlast.errors import ConfigurationError
 from outlast.job import Status
+from outlast.steps import Keeper
+from outlast.testing.clock import FakeClock
+from outlast.testing.remedies import remedy_for
 from outlast.testing.running import drain, in_memory, run_one
 
 if TYPE_CHECKING:
@@ -18,6 +21,8 @@ if TYPE_CHECKING:
 
     from outlast.app import Outlast
     from outlast.execution import Runnable
+    from outlast.job import Claim, Step
+    from outlast.store import Stepping
     from outlast.task import Task
 
 __all__ = ["Cut", "NotIdempotent", "assert_idempotent"]
@@ -46,14 +51,15 @@ async def assert_idempotent(
     observe: Callable[[], Any],
     setup: Callable[[], object] | None = None,
 ) -> int:
-    """Run the task once clean; then cut it at each line and await, run it again, and compare.
+    """Run the task once clean; cut it at each line, await and step, run it again, and compare.
 
     ``setup`` (plain or async) makes the world anew before each trial, ``observe`` (likewise) says
-    what it looks like afterwards; both are the test's own. Everything runs on a store in memory.
-    Returns how many cuts were tried.
+    what it looks like afterwards; both are the test's own. Everything runs on a store in memory,
+    whose clock is moved on while the task sleeps. Returns how many cuts were tried.
 
     A cut between two lines is an exception that only ``finally`` blocks see; a cut at an await is
-    a run that is never resumed, as after kill -9.
+    a run that is never resumed, as after kill -9; a cut at a step comes when its work is done and
+    nothing of it is stored, and again when it is.
 
     Raises :class:`NotIdempotent` for the first difference, naming the line after which a repeat is
     not safe, and ``ConfigurationError`` if the task does not end well when nothing disturbs it.
@@ -61,7 +67,7 @@ async def assert_idempotent(
     named = dict(kwargs or {})
     clean = await _trial(app, task, args, named, observe, setup, None)
     tried = 0
-    for kind in (_LineCut, _AwaitCut) if task.kind == "async" else (_LineCut,):
+    for kind in (_LineCut, _StepCut, _AwaitCut) if task.kind == "async" else (_LineCut, _StepCut):
         for at in range(1, _MOST):
             cut = kind(task.fn, at)
             seen = await _trial(app, task, args, named, observe, setup, cut)
@@ -84,14 +90,15 @@ async def _trial(
 ) -> Any:
     if setup is not None:
         await _plain(setup())
-    async with in_memory(app):
+    clock = FakeClock()
+    async with in_memory(app, clock=clock):
         handle = await task.enqueue(*args, **kwargs)
         if cut is not None:
             lines = await ledger_of(app.store).lines()
             queues = sorted({line.queue for line in lines})
             claims = await app.store.claim(queues, [task.name], 1, 3600.0, "outlast-testing")
-            await run_one(app, app.store, claims[0], cut.around, lambda: cut.happened)
-        await drain(app)
+            await run_one(app, app.store, claims[0], cut.around, lambda: cut.happened, cut.keeping)
+        await drain(app, delayed=clock)
         job = await handle.job()
         if job.status is not Status.DONE:
             why = job.failure.message if job.failure else ""
@@ -117,6 +124,9 @@ class Cut:
     def around(self, task: Runnable) -> Runnable:
         return cast("Runnable", _Stand(task, cast("Any", self).run))
 
+    def keeping(self, keeper: Keeper) -> Keeper:
+        return keeper
+
     def _is_now(self) -> bool:
         self._chances += 1
         self.happened = self.happened or self._chances == self.at
@@ -124,17 +134,24 @@ class Cut:
 
 
 class _LineCut(Cut):
-    """Between two lines of the function's own body."""
+    """Between two lines of the function's own body, and when it has returned."""
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         if inspect.iscoroutinefunction(self.fn):
             return self._later(*args, **kwargs)
         with _Tracing(self._trace):
-            return self.fn(*args, **kwargs)
+            value = self.fn(*args, **kwargs)
+        return self._returned(value)
 
     async def _later(self, *args: Any, **kwargs: Any) -> Any:
         coroutine = self.fn(*args, **kwargs)
-        return await _Driven(coroutine, tracing=self._trace)
+        return self._returned(await _Driven(coroutine, tracing=self._trace))
+
+    def _returned(self, value: Any) -> Any:
+        """All is done, and the worker dies before it can say so."""
+        if not self.happened and self._is_now():
+            raise _Killed
+        return value
 
     def _trace(self, frame: FrameType, event: str, _: object) -> Any:
         if frame.f_code is not inspect.unwrap(self.fn).__code__:
@@ -145,6 +162,46 @@ class _LineCut(Cut):
             if not self.happened:
                 self.line = frame.f_lineno
         return self._trace
+
+
+class _StepCut(Cut):
+    """At a step: its work is done and not remembered, and then it is."""
+
+    def around(self, task: Runnable) -> Runnable:
+        return task
+
+    def keeping(self, keeper: Keeper) -> Keeper:
+        return Keeper(cast("Any", _Forgetful(keeper.store, self._chance)), keeper.clock)
+
+    def _chance(self) -> None:
+        code = inspect.unwrap(self.fn).__code__
+        frame: FrameType | None = sys._getframe()
+        while frame is not None and frame.f_code is not code:
+            frame = frame.f_back
+        # A step that was handed to another asyncio task is charged to where the function stands.
+        self.line = self.line if frame is None else frame.f_lineno
+        if self._is_now():
+            raise _Killed
+
+
+class _Forgetful:
+    """A keeper of steps that can be killed before and after it remembers one."""
+
+    def __init__(self, store: Stepping, chance: Callable[[], None]) -> None:
+        self._store = store
+        self._chance = chance
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    async def remember(self, claim: Claim, step: Step) -> bool:
+        return self.remember_now(claim, step)
+
+    def remember_now(self, claim: Claim, step: Step) -> bool:
+        self._chance()
+        stored = self._store.remember_now(claim, step)
+        self._chance()
+        return stored
 
 
 class _AwaitCut(Cut):
@@ -227,7 +284,7 @@ def _difference(task: Task[..., Any], cut: Cut, clean: object, seen: object) -> 
     return NotIdempotent(
         f"{task.name} may not run twice: cut short behind line {cut.line} of {code.co_filename}\n"
         f"    {source}\n"
-        f"and run again, the world is {seen!r}; a clean run leaves {clean!r}. Make that line safe"
-        " to repeat: with current().idempotency_key, or by looking first whether it was done",
+        f"and run again, the world is {seen!r}; a clean run leaves {clean!r}. "
+        f"{remedy_for(source, inspect.getsource(code))}",
         cut.line,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from outlast.clock import Clock
     from outlast.execution import Runnable
     from outlast.job import Claim
+    from outlast.steps import Keeper
     from outlast.store import Ledger, Store
     from outlast.task import Call, Task
     from outlast.testing.clock import FakeClock
@@ -97,22 +99,31 @@ async def run_one(
     claim: Claim,
     around: Callable[[Runnable], Runnable] | None = None,
     cut: Callable[[], bool] = bool,
+    keeping: Callable[[Keeper], Keeper] | None = None,
 ) -> bool:
     """Run a claimed job as a worker would; False if the worker died of a planted crash.
 
-    ``around`` replaces the task by something like it; ``cut`` says afterwards whether the run was
-    cut short, so that nothing may be said about it.
+    ``around`` replaces the task by something like it, ``keeping`` what keeps its steps; ``cut``
+    says afterwards whether the run was cut short, so that nothing may be said about it.
     """
     job = claim.job
     task: Runnable = app.tasks[job.task or ""]
     notes: list[Progress] = []
-    run = Current(claim, notes.append, keeper_of(store, app.clock))
+    keeper = keeper_of(store, app.clock)
+    if keeper is not None and keeping is not None:
+        keeper = keeping(keeper)
+    run = Current(claim, notes.append, keeper)
     if dies_after("claimed"):
         await store.recover_worker(_WORKER, Death(started=frozenset()))
         return False
     means = Means(clock=app.clock, chance=SystemChance())
     if not dies_after("started"):
-        verdict = await execute(claim, task if around is None else around(task), run, means)
+        # In a task of its own, since a run that sleeps cancels itself; cut short just then, it has
+        # nothing to say.
+        execution = execute(claim, task if around is None else around(task), run, means)
+        work = asyncio.create_task(execution)
+        await asyncio.wait((work,))
+        verdict = None if work.cancelled() else work.result()
         if not cut() and not dies_after("returned"):
             if notes:
                 await store.renew([claim], _LEASE, notes[-1:])
