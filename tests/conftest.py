@@ -30,6 +30,10 @@ def _servers() -> str | None:
     return None if any(places) else "PostgreSQL is not installed (Debian: postgresql)"
 
 
+def _redis() -> str | None:
+    return _missing_tools("redis-server")
+
+
 def _cut() -> str | None:
     """A power cut needs a file system of our own to cut: root, and the tools to make one."""
     if os.geteuid() != 0:
@@ -57,7 +61,7 @@ def _py313() -> str | None:
     return "OUTLAST_PY313 names no Python 3.13 with its test package (scripts/test looks for one)"
 
 
-_PROBES = {"servers": _servers, "cut": _cut, "netns": _netns, "py313": _py313}
+_PROBES = {"servers": _servers, "redis": _redis, "cut": _cut, "netns": _netns, "py313": _py313}
 
 
 @cache
@@ -78,7 +82,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             reason = missing(what)
             if reason is None:
                 continue
-            if what in required:
+            if what in required or (what == "redis" and "servers" in required):
                 pytest.fail(f"OUTLAST_REQUIRE names {what!r}, but: {reason}", pytrace=False)
             pytest.skip(f"needs {what}: {reason}")
 

@@ -257,6 +257,18 @@ class Death(Struct, frozen=True, kw_only=True):
         suspects = self.started if self.blamed is None else self.blamed
         return self.alone or (suspects is not None and len(suspects) == 1)
 
+    @property
+    def failure(self) -> Failure:
+        """What is noted of the one job that must have killed the worker."""
+        how = "the worker died"
+        if self.signal is not None:
+            how += f" by signal {self.signal}"
+        elif self.exit_code is not None:
+            how += f" with exit code {self.exit_code}"
+        if self.message:
+            how += f": {self.message}"
+        return Failure(kind="crash", message=how, signal=self.signal, exit_code=self.exit_code)
+
 
 class Depth(Struct, frozen=True, kw_only=True):
     """How many jobs a queue holds, by state. ``ready`` and ``delayed`` are both QUEUED."""

@@ -10,6 +10,7 @@ import pytest
 from tests.conformance import servers
 from tests.conformance.steps import FullStore
 from tests.fakes import FakeClock
+from tests.servers import RedisServer
 
 from outlast.chance import SeededChance
 from outlast.store import Durability
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
     from pathlib import Path
 
-KINDS = ("memory", "sqlite", "postgresql")
+KINDS = ("memory", "sqlite", "postgresql", "redis")
 
 _names = itertools.count(1)
 
@@ -72,7 +73,8 @@ def _has_sqlite() -> bool:
 
 
 def _param(kind: str) -> Any:
-    marks = [pytest.mark.needs("servers")] if kind == "postgresql" else []
+    needs = {"postgresql": "servers", "redis": "redis"}
+    marks = [pytest.mark.needs(needs[kind])] if kind in needs else []
     return pytest.param(kind, marks=marks)
 
 
@@ -82,12 +84,25 @@ def _servers_end() -> Iterator[None]:
     servers.remove()
 
 
+@pytest.fixture(scope="session")
+def redis_server() -> Iterator[RedisServer]:
+    """One for each process of the tests; each test finds it empty."""
+    server = RedisServer()
+    server.start()
+    yield server
+    server.remove()
+
+
 @pytest.fixture(params=map(_param, KINDS))
 async def place(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Place]:
     kind = request.param
     if kind == "sqlite" and not _has_sqlite():
         pytest.skip("NOT TESTED: outlast.stores.sqlite is not there")
     url = f"sqlite:///{tmp_path}/jobs.db" if kind == "sqlite" else f"memory://t{next(_names)}"
+    if kind == "redis":
+        redis = request.getfixturevalue("redis_server")
+        redis.say("FLUSHALL")
+        url = redis.url()
     if kind == "postgresql":
         server = servers.shared()
         await servers.empty(server)

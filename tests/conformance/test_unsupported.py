@@ -20,6 +20,7 @@ UNSUPPORTED: dict[str, set[str]] = {
     "memory": {"JOIN", "backup"},
     "sqlite": {"JOIN"},
     "postgresql": {"REPEATS", "STEPS", "JOIN", "backup"},
+    "redis": {"STEPS", "JOIN", "backup"},
 }
 
 

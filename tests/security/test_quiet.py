@@ -112,7 +112,7 @@ async def test_what_is_stored_is_in_no_log_and_in_no_error(
     "url",
     [
         "postgresql://user:{}@host:port/db",
-        "redis://:{}@host:6379/0",
+        "redis://:{}@host:6379/zero",
         "amqps://user:{}@host/vhost",
         "sqlite://user:{}@host/jobs.db",
         "memory://user:{}@room",

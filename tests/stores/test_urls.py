@@ -64,7 +64,10 @@ REFUSED = {
     "postgresql://host/db?schema=pg_x": "the server's own",
     "postgresql://host/db?pooler=yes": "session or transaction",
     "postgresql://host/db?notify=maybe": "on or off",
-    "redis://host": "not in this version",
+    "amqp://host": "not in this version",
+    "redis://": "can't be read",
+    "redis://host:port/0": "can't be read",
+    "redis://host?durability=never": "durability=",
     "amqps://host": "not in this version",
     "sqlite:///x?durability=strong": "memory, process, power, replica",
     "sqlite:///x?durability=": "memory, process, power, replica",
@@ -108,7 +111,9 @@ def test_what_is_shown_of_a_url(url: str) -> None:
 @pytest.mark.parametrize(
     "url",
     [
-        f"redis://user:{SECRET}@host",
+        f"redis://user:{SECRET}@host?durability=never",
+        f"redis://user:p@ss/{SECRET}@host:1/0",
+        f"unix://user:p/{SECRET}@/run/redis.sock",
         f"postgres://user:{SECRET}@host:99999999/db",
         f"mysql://user:{SECRET}@host/db",
         f"sqlite://user:{SECRET}@host/x.db",

@@ -31,10 +31,12 @@ def connect(
 
     ``sqlite:///jobs.db`` is a file in this folder, ``sqlite:////srv/jobs.db`` an absolute path.
     ``memory://`` is a store of its own with each call, ``memory://name`` is shared by all in this
-    process that use the name. ``postgresql://user@host/database`` is a server, with the driver
-    of the extra ``postgres``. ``durability``, here or as ``?durability=`` in the URL, is what must
-    hold: power if nothing is said, and just memory for a memory store. With ``create=False`` a
-    missing file is an error of ``open``.
+    process that use the name. ``postgresql://user@host/database`` is a PostgreSQL server, with the
+    driver of the extra ``postgres``. ``redis://user:password@host:6379/0`` is a Redis or Valkey
+    server, with that of the extra ``redis``; ``rediss://`` speaks TLS, ``unix:///path`` is a
+    socket. ``durability``, here or as ``?durability=`` in the URL, is what must hold: power if
+    nothing is said, and just memory for a memory store. With ``create=False`` a missing file is an
+    error of ``open``.
 
     Raises ``ConfigurationError`` for a URL, a namespace or a combination that can't be meant.
     """
@@ -75,6 +77,17 @@ def _open(
         return open_postgres(
             place,
             address.options,
+            namespace=namespace,
+            durability=required,
+            create=create,
+            clock=clock,
+            chance=chance,
+        )
+    if address.scheme == "redis":
+        from outlast.stores.redis import open_redis
+
+        return open_redis(
+            place,
             namespace=namespace,
             durability=required,
             create=create,

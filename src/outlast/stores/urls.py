@@ -16,12 +16,20 @@ from outlast.store import Durability
 __all__ = ["Address", "file_url", "parse", "redact"]
 
 _EXAMPLES = (
-    "memory://, sqlite:///jobs.db (this folder), sqlite:////var/lib/app/jobs.db or"
-    " postgresql://user@host/database"
+    "memory://, sqlite:///jobs.db (this folder), sqlite:////var/lib/app/jobs.db,"
+    " postgresql://user@host/database or redis://host:6379/0"
 )
-_LATER = ("amqp", "amqps", "redis", "rediss", "valkey")
+_LATER = ("amqp", "amqps")
 _POSTGRES = ("postgresql", "postgres")
 _POSTGRES_OPTIONS = ("schema", "pooler", "notify")
+_REDIS = {
+    "redis": "redis",
+    "rediss": "rediss",
+    "valkey": "redis",
+    "valkeys": "rediss",
+    "unix": "unix",
+}
+"""What the driver calls them; ``unix`` is a socket of this host."""
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _SECRETS = re.compile(r"(?i)([?&;][^=&;]*(?:pass|pwd|secret|token|key|auth)[^=&;]*=)[^&;#]*")
 _CLASSES = {str(each): each for each in Durability}
@@ -73,7 +81,7 @@ def parse(url: str) -> Address:
         raise ConfigurationError(
             f"{redact(url)!r}: {scheme} is not in this version: use {_EXAMPLES}"
         )
-    if scheme not in ("memory", "sqlite", *_POSTGRES):
+    if scheme not in ("memory", "sqlite", *_POSTGRES, *_REDIS):
         raise ConfigurationError(f"{redact(url)!r}: no store is called {scheme!r}: use {_EXAMPLES}")
     if any(not mark.isprintable() for mark in url):
         raise ConfigurationError(f"{redact(url)!r} holds a character that can't be seen")
@@ -82,6 +90,8 @@ def parse(url: str) -> Address:
         raise ConfigurationError(f"{redact(url)!r}: write %23 for a # in a name")
     if scheme in _POSTGRES:
         return _server(rest, query, url)
+    if scheme in _REDIS:
+        return _redis(_REDIS[scheme], rest, query, url)
     return Address(
         scheme=scheme,
         path=_room(rest, url) if scheme == "memory" else _file(rest, url),
@@ -118,6 +128,30 @@ def _server(rest: str, query: str, url: str) -> Address:
         path += "?" + urlencode(theirs)
     durability = _durability(urlencode(asked), url)
     return Address(scheme="postgresql", path=path, durability=durability, options=ours)
+
+
+def _redis(scheme: str, rest: str, query: str, url: str) -> Address:
+    """A Redis or Valkey server: what is not ours in the query is for the driver."""
+    pairs = parse_qsl(query, keep_blank_values=True)
+    ours = urlencode([pair for pair in pairs if pair[0] == "durability"])
+    theirs = urlencode([pair for pair in pairs if pair[0] != "durability"])
+    path = f"{scheme}://{rest}?{theirs}" if theirs else f"{scheme}://{rest}"
+    try:
+        parts = urlsplit(path)
+        number = parts.path.strip("/")
+        if scheme == "unix":
+            fits = bool(number) and "@" not in number
+        else:
+            fits = parts.port != 0 and parts.hostname is not None
+            fits = fits and (not number or number.isdecimal())
+    except ValueError:
+        fits = False
+    if not fits:
+        raise ConfigurationError(
+            f"{redact(url)!r} can't be read: use redis://user:password@host:6379/0, or"
+            " unix:///path?db=0; write %40 for an @ in a password, %2F for a /"
+        )
+    return Address(scheme="redis", path=path, durability=_durability(ours, url))
 
 
 def _room(rest: str, url: str) -> str:

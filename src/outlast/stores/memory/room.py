@@ -186,7 +186,7 @@ class Room:
             elif row not in blamed:
                 self.table.requeue(row, replace(job, suspect=False), now)
             elif cause.sole:
-                self._crash(row, _crash_of(cause), now)
+                self._crash(row, cause.failure, now)
             else:
                 self.table.requeue(row, replace(job, suspect=True), now)
         return len(rows)
@@ -356,17 +356,6 @@ def _counted(job: Job, failure: Failure | None) -> Job:
     if failure is not None and failure.kind == "crash":
         return replace(job, crashes=job.crashes + 1)
     return replace(job, failures=job.failures + 1)
-
-
-def _crash_of(cause: Death) -> Failure:
-    how = "the worker died"
-    if cause.signal is not None:
-        how += f" by signal {cause.signal}"
-    elif cause.exit_code is not None:
-        how += f" with exit code {cause.exit_code}"
-    if cause.message:
-        how += f": {cause.message}"
-    return Failure(kind="crash", message=how, signal=cause.signal, exit_code=cause.exit_code)
 
 
 def _depth(total: Counter[Status], delayed: int) -> Depth:

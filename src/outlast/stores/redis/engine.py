@@ -1,0 +1,371 @@
+"""The store's own thread and event loop: one connection that all calls share, in their order.
+
+Calls are sent without waiting for the answers of those before, and the server syncs what it got in
+one moment together. Adds and settlements that wait at the same time are one call. A caller that is
+cancelled stops waiting, no more: no answer can ever reach the wrong one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+import hiredis
+from redis.exceptions import MovedError, RedisError, ResponseError
+
+from outlast.errors import EnqueueUncertain, OutlastError, StoreClosed, StoreUnavailable
+from outlast.stores.redis.address import dial
+from outlast.stores.redis.bell import Bell
+from outlast.stores.redis.faults import NOT_DONE, mapped
+from outlast.stores.redis.op import add_args, added_from
+from outlast.stores.redis.scripts import digest
+from outlast.stores.redis.verdicts import lost_from, settle_args
+from outlast.stores.replies import deliver
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from redis.asyncio.connection import AbstractConnection
+
+    from outlast.stores.redis.address import Address
+    from outlast.stores.redis.news import News
+    from outlast.stores.redis.op import Arg, Op
+
+__all__ = ["Engine"]
+
+_log = logging.getLogger(__name__)
+
+GROUP = 1000
+"""Jobs and verdicts in one call, roughly: beyond that others have waited long enough."""
+WINDOW = 64
+"""Calls under way at once; of those that write what was promised, ``WRITES``."""
+WRITES = 2
+PATIENCE = 5.0
+"""Seconds that a call waits for a server that is away."""
+SILENCE = 20.0
+"""Seconds after which a server that owes an answer is taken for lost."""
+FIRST_PAUSE, LONGEST_PAUSE = 0.01, 1.0
+
+
+class Engine:
+    """Two connections: one for all calls, one that hears news."""
+
+    def __init__(
+        self,
+        address: Address,
+        prefix: str,
+        news: News,
+        times: Callable[[], tuple[Arg, Arg]],
+        check: Callable[[AbstractConnection], Awaitable[None]],
+    ) -> None:
+        self._address = address
+        self._prefix = prefix
+        self._times = times
+        self._check = check
+        self._where: tuple[str, int] | None = None
+        self._writes: deque[Op[Any]] = deque()
+        self._others: deque[Op[Any]] = deque()
+        self._under_way: deque[list[Op[Any]]] = deque()
+        self._writing = 0
+        self._heard = 0.0
+        self._down_since = 0.0
+        self._closing = False
+        self._asleep = False
+        self._started = threading.Event()
+        self._loop = asyncio.new_event_loop()
+        self._work = asyncio.Event()
+        self._life: asyncio.Task[None] | None = None
+        self.bell = Bell(address, prefix, news)
+        self._thread = threading.Thread(target=self._run, name="outlast-redis", daemon=True)
+
+    # -- for callers, in any thread
+
+    def start(self) -> None:
+        """Start the thread, and connect. Raises what keeps us from it; then it is closed again."""
+        self._thread.start()
+        self._started.wait()
+        try:
+            asyncio.run_coroutine_threadsafe(self._begin(), self._loop).result()
+        except BaseException:
+            self._end_thread()
+            raise
+
+    def hand_over(self, op: Op[Any]) -> None:
+        """Have a call made; it is answered whatever becomes of the server."""
+        if self._closing:
+            raise StoreClosed("the store is closed")
+        op.since = self._loop.time()
+        (self._writes if op.writes else self._others).append(op)
+        if self._asleep:
+            self._asleep = False
+            self._loop.call_soon_threadsafe(self._work.set)
+
+    def listen(self) -> None:
+        """Somebody may be about to wait for news."""
+        if not self._closing and not self.bell.listens:
+            self._loop.call_soon_threadsafe(self.bell.listen)
+
+    def close(self) -> None:
+        """Finish what was handed over, then let go of everything. Blocks."""
+        if self._closing:
+            return
+        self._closing = True
+        asyncio.run_coroutine_threadsafe(self._finish(), self._loop).result()
+        self._end_thread()
+
+    # -- the thread
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.call_soon(self._started.set)
+        self._loop.run_forever()
+
+    def _end_thread(self) -> None:
+        self._closing = True
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    async def _begin(self) -> None:
+        connection = await self._connect()
+        self._life = self._loop.create_task(self._live(connection))
+
+    async def _finish(self) -> None:
+        self._work.set()
+        if self._life is not None:
+            await self._life
+        await self.bell.close()
+
+    async def _connect(self) -> AbstractConnection:
+        """To whoever has the namespace: a node of a cluster may name another."""
+        for _ in range(5):
+            connection = await dial(self._address, self._where)
+            try:
+                await self._check(connection)
+            except MovedError as error:
+                await connection.disconnect(nowait=True)
+                self._where = (error.host, error.port)
+            except BaseException as error:
+                await connection.disconnect(nowait=True)
+                self._where = None
+                if isinstance(error, RedisError | OSError):
+                    raise mapped(error, self._address.shown) from error
+                raise
+            else:
+                return connection
+        raise StoreUnavailable(f"{self._address.shown}: the cluster sends us round in a circle")
+
+    async def _live(self, first: AbstractConnection) -> None:
+        connection: AbstractConnection | None = first
+        while connection is not None:
+            self._heard = self._loop.time()
+            reader = self._loop.create_task(self._read(connection))
+            sender = self._loop.create_task(self._send(connection))
+            await self._until_lost(reader, sender)
+            for task in (reader, sender):
+                task.cancel()
+            await asyncio.wait((reader, sender))
+            await connection.disconnect(nowait=True)
+            self._take_back()
+            connection = None
+            if not self._closing or self._writes or self._others:
+                connection = await self._reach()
+
+    async def _until_lost(self, reader: asyncio.Task[None], sender: asyncio.Task[None]) -> None:
+        while True:
+            both = (reader, sender)
+            done, _ = await asyncio.wait(both, timeout=1.0, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                error = task.exception()
+                if error is not None and not isinstance(error, RedisError | OSError):
+                    _log.error("%s: a call broke the connection", self._address, exc_info=error)
+            if done or (self._under_way and self._loop.time() - self._heard > SILENCE):
+                return
+
+    async def _reach(self) -> AbstractConnection | None:
+        """Try again and again; calls that have waited too long are told. None when all is over."""
+        self._down_since = self._loop.time()
+        pause = FIRST_PAUSE
+        while True:
+            try:
+                return await self._connect()
+            except OutlastError as error:
+                self._give_up(error)
+            if self._closing and not (self._writes or self._others):
+                return None
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, LONGEST_PAUSE)
+
+    # -- sending
+
+    async def _send(self, connection: AbstractConnection) -> None:
+        while True:
+            calls = self._take()
+            if calls:
+                if not self._under_way:
+                    self._heard = self._loop.time()
+                data = []
+                for ops in calls:
+                    data.append(self._packed(ops))
+                    self._under_way.append(ops)
+                    self._writing += ops[0].writes
+                await connection.send_packed_command(data, check_health=False)
+                continue
+            if self._closing and not (self._under_way or self._writes or self._others):
+                return
+            self._work.clear()
+            self._asleep = True
+            if not self._may_take():
+                await self._work.wait()
+            self._asleep = False
+
+    def _may_take(self) -> bool:
+        room = len(self._under_way) < WINDOW
+        return room and bool(self._others or (self._writes and self._writing < WRITES))
+
+    def _take(self) -> list[list[Op[Any]]]:
+        """The calls to be sent now, each with those that it answers."""
+        calls: list[list[Op[Any]]] = []
+        writing = self._writing
+        while self._others and len(self._under_way) + len(calls) < WINDOW:
+            calls.append([self._others.popleft()])
+        while self._writes and writing < WRITES and len(self._under_way) + len(calls) < WINDOW:
+            calls.append(self._take_writes())
+            writing += 1
+        return calls
+
+    def _take_writes(self) -> list[Op[Any]]:
+        first = self._writes.popleft()
+        ops, size = [first], len(first.jobs) + len(first.verdicts)
+        while self._writes and first.mergeable and size < GROUP:
+            op = self._writes[0]
+            if not op.mergeable or op.script != first.script or op.again != first.again:
+                break
+            ops.append(self._writes.popleft())
+            size += len(op.jobs) + len(op.verdicts)
+        return ops
+
+    def _packed(self, ops: Sequence[Op[Any]]) -> bytes:
+        first = ops[0]
+        args: Sequence[Arg]
+        if first.jobs:
+            jobs = [job for op in ops for job in op.jobs]
+            args = add_args(jobs, first.capacity, first.again)
+        elif first.verdicts:
+            args = settle_args([each for op in ops for each in op.verdicts], first.again)
+        else:
+            args = first.args(first.again) if callable(first.args) else first.args
+        command: Any = ("EVALSHA", digest(first.script), 1, self._prefix, *self._times(), *args)
+        packed: bytes = hiredis.pack_command(command)
+        return packed
+
+    # -- answers
+
+    async def _read(self, connection: AbstractConnection) -> None:
+        while True:
+            raw: Any
+            try:
+                raw = await connection.read_response(disable_decoding=True)
+            except ResponseError as error:
+                raw = error
+            ops = self._under_way.popleft()
+            self._writing -= ops[0].writes
+            self._heard = self._loop.time()
+            if isinstance(raw, NOT_DONE):
+                self._put_back(ops)
+                self._where = (raw.host, raw.port) if isinstance(raw, MovedError) else None
+                raise raw
+            self._answer(ops, raw)
+            deliver(ops)
+            if self._asleep:
+                self._asleep = False
+                self._work.set()
+
+    def _answer(self, ops: Sequence[Op[Any]], raw: Any) -> None:
+        try:
+            if isinstance(raw, ResponseError):
+                error = mapped(raw, self._address.shown)
+                error.__cause__ = raw
+                raise error
+            first = ops[0]
+            if first.jobs:
+                self._answer_adds(ops, raw)
+            elif first.verdicts:
+                self._answer_settles(ops, raw)
+            else:
+                first.answer = first.parse(raw) if first.parse is not None else None
+        except Exception as error:
+            for op in ops:
+                op.error = error
+
+    def _answer_adds(self, ops: Sequence[Op[Any]], raw: Any) -> None:
+        jobs = [job for op in ops for job in op.jobs]
+        added = added_from(raw, jobs, again=ops[0].again)
+        for op in ops:
+            op.answer, added = added[: len(op.jobs)], added[len(op.jobs) :]
+
+    def _answer_settles(self, ops: Sequence[Op[Any]], raw: Sequence[int]) -> None:
+        lost, before = set(raw), 0
+        for op in ops:
+            many = len(op.verdicts)
+            mine = [n for n in range(1, many + 1) if before + n in lost]
+            op.answer = lost_from(mine, op.verdicts)
+            before += many
+
+    # -- when the connection breaks
+
+    def _take_back(self) -> None:
+        """What was under way may have been done. It is done again where that changes nothing."""
+        while self._under_way:
+            ops = self._under_way.pop()
+            for op in ops:
+                op.again = True
+            uncertain = [op for op in ops if _is_risky(op)]
+            for op in uncertain:
+                op.error = self._unknown(op, "the connection broke before the answer came")
+            deliver(uncertain)
+            self._put_back([op for op in ops if not _is_risky(op)])
+        self._writing = 0
+
+    def _put_back(self, ops: Sequence[Op[Any]]) -> None:
+        for op in reversed(ops):
+            (self._writes if op.writes else self._others).appendleft(op)
+
+    def _give_up(self, error: OutlastError) -> None:
+        """Tell the calls that have waited long enough."""
+        late = self._loop.time() - PATIENCE
+        for waiting in (self._writes, self._others):
+            told = [op for op in waiting if max(op.since, self._down_since) < late]
+            if not told:
+                continue
+            kept = [op for op in waiting if max(op.since, self._down_since) >= late]
+            waiting.clear()
+            waiting.extend(kept)
+            for op in told:
+                op.error = self._unknown(op, str(error)) if op.again else _copy(error)
+            deliver(told)
+
+    def _unknown(self, op: Op[Any], why: str) -> OutlastError:
+        if op.jobs:
+            return EnqueueUncertain(
+                f"{self._address.shown}: the jobs may or may not be stored: {why}; adding the same"
+                " jobs again is safe",
+                [job.id for job in op.jobs],
+            )
+        return StoreUnavailable(f"{self._address.shown}: this may or may not be done: {why}")
+
+
+def _is_risky(op: Op[Any]) -> bool:
+    """Whether doing it twice is not the same as once.
+
+    A job that isn't kept may have been added, done and forgotten meanwhile.
+    """
+    return not op.repeatable or any(job.keep == 0 for job in op.jobs)
+
+
+def _copy(error: OutlastError) -> OutlastError:
+    """One for each caller, since each adds its own traceback."""
+    return type(error)(*error.args)

@@ -1,0 +1,48 @@
+"""The driver's errors: the one place where they become ours."""
+
+from __future__ import annotations
+
+from redis import exceptions as theirs
+
+from outlast.errors import ConfigurationError, OutlastError, StoreError, StoreFull, StoreUnavailable
+
+__all__ = ["NOT_DONE", "mapped"]
+
+NOT_DONE = (
+    theirs.NoScriptError,
+    theirs.AskError,
+    theirs.TryAgainError,
+    theirs.ClusterDownError,
+    theirs.ReadOnlyError,
+)
+"""The server didn't begin the call; on a fresh connection, maybe to another node, it will."""
+
+
+def mapped(error: BaseException, shown: str) -> OutlastError:
+    """Our error for one of redis-py. Its text may name the server, never a password."""
+    text = f"{shown}: {error}"
+    match error:
+        case theirs.AuthenticationError() | theirs.AuthorizationError():
+            return ConfigurationError(f"{shown} refuses the user or the password: {error}")
+        case theirs.NoPermissionError():
+            return ConfigurationError(
+                f"{shown}: the user's rights (ACL) are too small: {error}. docs/redis.md says what"
+                " outlast needs"
+            )
+        case theirs.OutOfMemoryError():
+            return StoreFull(f"{shown} has no memory left (maxmemory): nothing was stored")
+        case theirs.ConnectionError() | theirs.TimeoutError() | OSError():
+            return StoreUnavailable(f"can't reach {text}")
+        case theirs.ResponseError():
+            return _refused(error, shown)
+    return StoreError(text)
+
+
+def _refused(error: theirs.ResponseError, shown: str) -> OutlastError:
+    text = str(error)
+    word = text.partition(" ")[0]
+    if word == "NOAUTH":
+        return ConfigurationError(f"{shown} wants a user or a password: {text}")
+    if word in ("MISCONF", "BUSY", "LOADING", "NOREPLICAS"):
+        return StoreUnavailable(f"{shown} takes no writes now: {text}")
+    return StoreError(f"{shown}: {text}")

@@ -1,0 +1,372 @@
+-- What every script begins with: the key layout, jobs as they are stored, and each step of a life.
+--
+-- KEYS[1] is the prefix P, "{outlast:NAMESPACE}": one hash tag, so one cluster slot holds it all.
+-- A line is QUEUE/TASK, or QUEUE for items without a task; neither name can hold a slash.
+--
+--   P m          hash     seq (of the newest job), schema, run (of the server), lease (the longest),
+--                         fence (the last)
+--   P g          set      all lines that were ever used;  P g QUEUE: those of one queue
+--   P n LINE     hash     counts: q(ueued), r(unning), d(one), x (dead), c(ancelled)
+--   P j ID       string   a job as it was added: length, header, body (the client's own)
+--   P s ID       string   what became of it since: length, state, result. None: it just waits
+--   P t          stream   ids by seq, for those who look through everything
+--   P q LINE     zset     what is due, by place: all scores are 0, so bytes decide
+--   P b LINE     zset     of these, what had a due time, newest first
+--   P l LINE     zset     what is due later: place by due time
+--   P k LANE     zset     due, but another job holds the lane: LINE NUL place
+--   P o LINE     zset     the same jobs, each with the moment it was added
+--   P h          hash     who holds a lane: the one that runs, or has begun and will run again
+--   P e          zset     leases: running ids by the moment when nobody believes in them any more
+--   P w WORKER   set      the ids that a worker holds
+--   P x          zset     waiting ids by the moment when they expire
+--   P z          zset     ended ids by the moment when they are forgotten
+--   P y          hash     TASK NUL KEY: who holds an idempotency key
+--   P f          zset     keys of ended jobs by the moment when they are forgotten
+--   P p          set      paused queues
+--   P i          hash     somebody sleeps and wants to hear of: w QUEUE (work), r QUEUE (room)
+--   P a          hash     somebody waits for the end of: ID
+--   P u, P v     hash     workers: what they say of themselves; zset: when they last said it
+--
+-- Outside of P, where the server is no cluster: outlast:namespaces, a set of those ever used.
+--
+-- A place is, as bytes: 100 - priority; rank, NUL escaped; NUL; then for what had a due time NUL and
+-- that time, else 1; seq; ID. The channel P tells those who sleep: lines of w QUEUE, r QUEUE, j ID.
+--
+-- Nothing is written before all of a call is known to be right: a script that fails after its first
+-- write would leave half of it behind. Loops are bounded by what the caller asks for.
+
+local call = redis.call
+local char, byte, sub, find = string.char, string.byte, string.sub, string.find
+local P, now, mono = KEYS[1], tonumber(ARGV[1]), tonumber(ARGV[2])
+if not now then
+  local time = call('TIME')
+  now = time[1] + time[2] / 1000000
+  mono = now
+end
+
+local STEPS = 1000
+local EXPIRED = '{"kind":"expired","message":"never started"}'
+local CANCELLED = '{"kind":"cancelled"}'
+
+-- Small things
+
+local function unhex(text)
+  return (text:gsub('..', function(pair) return char(tonumber(pair, 16)) end))
+end
+
+local function sealed(data, tail)
+  local packed = cmsgpack.pack(data)
+  return struct.pack('>I4', #packed) .. packed .. (tail or '')
+end
+
+local function unsealed(text)
+  local size = struct.unpack('>I4', text)
+  return cmsgpack.unpack(sub(text, 5, 4 + size)), sub(text, 5 + size)
+end
+
+local function ordered(number)
+  local bytes = struct.pack('>d', number)
+  if byte(bytes) < 128 then return char(byte(bytes) + 128) .. sub(bytes, 2) end
+  return (bytes:gsub('.', function(each) return char(255 - byte(each)) end))
+end
+
+local function queue_of(line) return line:match('^[^/]+') end
+
+local function each_chunk(list, size, act)
+  for first = 1, #list, size do act(list, first, math.min(first + size - 1, #list)) end
+end
+
+-- Jobs. Header: 1 seq, 2 line, 3 created, 4 keep (-1: for ever), 5 max_crashes (-1: no limit); if it
+-- is more than plain: 6 priority, 7 rank as hex, 8 run_at, 9 expires_at, 10 lane, 11 key,
+-- 12 keep_key, 13 key_queued, 14 digest as hex, with false for none.
+--
+-- State: st(atus), a(ttempt), f(ailures), c(rashes), u (suspect), v (receipt), z (the one before),
+-- w(orker), n (fence), b(egan), e(nded), k (a cancel was asked for), F(ailure), G (progress), R (a result
+-- follows), t (due instead of run_at, or false), o (expires_at is void).
+
+local function header(id)
+  local text = call('GETRANGE', P .. 'j' .. id, 0, 511)
+  if text == '' then return nil end
+  if struct.unpack('>I4', text) > 508 then text = call('GET', P .. 'j' .. id) end
+  return (unsealed(text))
+end
+
+local function state(id)
+  local text = call('GET', P .. 's' .. id)
+  if not text then return {st = 'q', a = 0} end
+  return unsealed(text)
+end
+
+local function save(id, S, result)
+  call('SET', P .. 's' .. id, sealed(S, result))
+end
+
+local function due_of(H, S)
+  if S.t ~= nil then return S.t end
+  return H[8]
+end
+
+local function expiry_of(H, S) return not S.o and H[9] end
+
+local function group_of(H)
+  local rank = H[7] or ''
+  if rank ~= '' then rank = unhex(rank):gsub('%z', '\0\255') end
+  return char(100 - (H[6] or 0)) .. rank .. '\0'
+end
+
+local function place_of(id, H, S)
+  local due = due_of(H, S)
+  local seq = struct.pack('>I8', H[1])
+  if due then return group_of(H) .. '\0' .. ordered(due) .. seq .. id end
+  return group_of(H) .. '\1' .. seq .. id
+end
+
+-- What a place says: its group, whether it had a due time, its seq, its id; and all but the id.
+local function read_place(place)
+  local at = find(place, '%z[%z\1]', 2)
+  local timed = byte(place, at + 1) == 0
+  local seq = at + (timed and 10 or 2)
+  return sub(place, 1, at), timed, struct.unpack('>I8', sub(place, seq, seq + 7)),
+    sub(place, seq + 8), sub(place, 1, seq + 7)
+end
+
+local function newest_place(group, seq, id)
+  return group .. struct.pack('>I8', 9007199254740991 - seq) .. id
+end
+
+-- What is gathered while a script runs and written at its end, in few calls.
+
+local counts, unleased, released, topics = {}, {}, {}, {}
+
+local function count(line, name, more)
+  local of = counts[line]
+  if not of then of = {}; counts[line] = of end
+  of[name] = (of[name] or 0) + more
+end
+
+local function news(queue) topics['w' .. queue] = true end
+local function room(queue) topics['r' .. queue] = true end
+
+local function release(id, S)
+  unleased[#unleased + 1] = id
+  local of = released[S.w]
+  if not of then of = {}; released[S.w] = of end
+  of[#of + 1] = id
+end
+
+local function tell()
+  local told = {}
+  local asleep = call('HLEN', P .. 'i') > 0
+  local awaited = call('HLEN', P .. 'a') > 0
+  for topic in pairs(topics) do
+    if byte(topic) == 106 then
+      if awaited and call('HDEL', P .. 'a', sub(topic, 2)) == 1 then told[#told + 1] = topic end
+    elseif asleep and call('HDEL', P .. 'i', topic) == 1 then
+      told[#told + 1] = topic
+    end
+  end
+  if #told > 0 then call('PUBLISH', P, table.concat(told, '\n')) end
+end
+
+local function finish()
+  each_chunk(unleased, 500, function(ids, i, j) call('ZREM', P .. 'e', unpack(ids, i, j)) end)
+  for worker, all in pairs(released) do
+    each_chunk(all, 500, function(ids, i, j) call('SREM', P .. 'w' .. worker, unpack(ids, i, j)) end)
+  end
+  for line, of in pairs(counts) do
+    for name, more in pairs(of) do
+      if more ~= 0 then call('HINCRBY', P .. 'n' .. line, name, more) end
+    end
+  end
+  counts, unleased, released = {}, {}, {}
+  tell()
+  topics = {}
+end
+
+-- Idempotency keys
+
+local function key_field(H)
+  return (H[2]:match('/(.*)$') or '') .. '\0' .. H[11]
+end
+
+local function key_entry(field)
+  local text = call('HGET', P .. 'y', field)
+  if not text then return nil end
+  local entry = cmsgpack.unpack(text)
+  if entry.u and entry.u <= now then return nil end
+  return entry
+end
+
+local function forget_key(field)
+  call('HDEL', P .. 'y', field)
+  call('ZREM', P .. 'f', field)
+end
+
+local function take_key(id, H)
+  local field = key_field(H)
+  call('ZREM', P .. 'f', field)
+  call('HSET', P .. 'y', field, cmsgpack.pack({i = id, d = H[14]}))
+end
+
+local function drop_key(id, H)
+  if not H[11] then return end
+  local field = key_field(H)
+  local text = call('HGET', P .. 'y', field)
+  if text and cmsgpack.unpack(text).i == id then forget_key(field) end
+end
+
+local function remember_key(id, H)
+  if not H[11] then return end
+  local field = key_field(H)
+  local text = call('HGET', P .. 'y', field)
+  if not text then return end
+  local entry = cmsgpack.unpack(text)
+  if entry.i ~= id then return end
+  if H[12] <= 0 then return forget_key(field) end
+  entry.u = now + H[12]
+  call('HSET', P .. 'y', field, cmsgpack.pack(entry))
+  call('ZADD', P .. 'f', entry.u, field)
+end
+
+-- Waiting in place, and lanes
+
+local function offer(line, place)
+  call('ZADD', P .. 'q' .. line, 0, place)
+  local group, timed, seq, id = read_place(place)
+  if timed then call('ZADD', P .. 'b' .. line, 0, newest_place(group, seq, id)) end
+end
+
+local function withdraw(line, place)
+  if call('ZREM', P .. 'q' .. line, place) == 0 then return false end
+  local group, timed, seq, id = read_place(place)
+  if timed then call('ZREM', P .. 'b' .. line, newest_place(group, seq, id)) end
+  return true
+end
+
+local function put(id, H, S)
+  local line, due, expiry = H[2], due_of(H, S), expiry_of(H, S)
+  if due and due > now then
+    call('ZADD', P .. 'l' .. line, due, place_of(id, H, S))
+  else
+    offer(line, place_of(id, H, S))
+  end
+  if expiry then call('ZADD', P .. 'x', expiry, id) end
+  news(queue_of(line))
+end
+
+local function take_out(id, H, S)
+  local line, place = H[2], place_of(id, H, S)
+  if not withdraw(line, place) and call('ZREM', P .. 'l' .. line, place) == 0 and H[10] then
+    call('ZREM', P .. 'k' .. H[10], line .. '\0' .. place)
+    call('ZREM', P .. 'o' .. line, id)
+  end
+  if expiry_of(H, S) then call('ZREM', P .. 'x', id) end
+end
+
+-- Another job holds its lane: it is passed over until that changes.
+local function park(id, H, place)
+  withdraw(H[2], place)
+  call('ZADD', P .. 'k' .. H[10], 0, H[2] .. '\0' .. place)
+  call('ZADD', P .. 'o' .. H[2], H[3], id)
+end
+
+-- A lane is free: one job of each line may be taken; the others could not start beside it anyway.
+local function let_go(lane)
+  local from = '-'
+  while true do
+    local first = call('ZRANGEBYLEX', P .. 'k' .. lane, from, '+', 'LIMIT', 0, 1)[1]
+    if not first then return end
+    local at = find(first, '%z')
+    local line, place = sub(first, 1, at - 1), sub(first, at + 1)
+    call('ZREM', P .. 'k' .. lane, first)
+    local _, _, _, id = read_place(place)
+    call('ZREM', P .. 'o' .. line, id)
+    offer(line, place)
+    news(queue_of(line))
+    from = '[' .. line .. '\1'
+  end
+end
+
+local function leave_lane(id, H)
+  local lane = H[10]
+  if not lane then return end
+  local holder = call('HGET', P .. 'h', lane)
+  if holder == id then
+    call('HDEL', P .. 'h', lane)
+    holder = false
+  end
+  if not holder then let_go(lane) end
+end
+
+-- At most so many that have come due go among the others; whether there were any, and more.
+local function promote(line, limit)
+  local due = call('ZRANGEBYSCORE', P .. 'l' .. line, '-inf', now, 'LIMIT', 0, limit)
+  for _, place in ipairs(due) do
+    call('ZREM', P .. 'l' .. line, place)
+    offer(line, place)
+  end
+  if #due > 0 then news(queue_of(line)) end
+  return #due > 0, #due == limit
+end
+
+-- The ends of jobs
+
+local function remove(id, H, S)
+  call('UNLINK', P .. 'j' .. id, P .. 's' .. id)
+  call('XDEL', P .. 't', H[1] .. '-0')
+  count(H[2], S.st, -1)
+  room(queue_of(H[2]))
+  topics['j' .. id] = true
+end
+
+-- It has been released, or taken out.
+local function ended(id, H, S, status, failure, result)
+  count(H[2], S.st, -1)
+  count(H[2], status, 1)
+  S.st, S.e, S.F, S.z, S.v, S.k = status, now, failure, S.v or S.z, nil, nil
+  S.R = result and true or nil
+  leave_lane(id, H)
+  remember_key(id, H)
+  room(queue_of(H[2]))
+  topics['j' .. id] = true
+  local keep = H[4]
+  if status ~= 'x' and keep == 0 then return remove(id, H, S) end
+  if status ~= 'x' and keep > 0 then call('ZADD', P .. 'z', now + keep, id) end
+  save(id, S, result)
+end
+
+local function end_waiting(id, H, S, failure)
+  take_out(id, H, S)
+  ended(id, H, S, 'c', failure)
+end
+
+-- What was running comes back, or is cancelled if somebody asked for that.
+local function requeue(id, H, S)
+  release(id, S)
+  if S.k then return ended(id, H, S, 'c', CANCELLED) end
+  count(H[2], 'r', -1)
+  count(H[2], 'q', 1)
+  S.st, S.z, S.v, S.w = 'q', S.v, nil, nil
+  if H[10] and S.a == 0 then
+    call('HDEL', P .. 'h', H[10])
+    let_go(H[10])
+  end
+  save(id, S)
+  put(id, H, S)
+  room(queue_of(H[2]))
+end
+
+local function crash(id, H, S, failure)
+  S.c, S.u, S.F = (S.c or 0) + 1, true, failure
+  if H[5] >= 0 and S.c >= H[5] then
+    release(id, S)
+    ended(id, H, S, 'x', failure)
+  else
+    requeue(id, H, S)
+  end
+end
+
+-- In a cluster that key is elsewhere, and the namespaces can't be listed.
+local function sign() redis.pcall('SADD', 'outlast:namespaces', sub(P, 10, -2)) end
+
+local function lines_of(queue) return call('SMEMBERS', P .. 'g' .. queue) end

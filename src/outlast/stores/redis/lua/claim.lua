@@ -1,0 +1,194 @@
+-- Claiming: the first jobs in order over all lines asked for. Needs base.lua.
+-- ARGV: now, mono, limit, lease, worker, token, newest, again, how many lines, then queue and line
+-- of each. With `again` the answer to the same call was lost: what it claimed is answered first.
+-- Answer: 1 if there may be more beyond the bound of one call, then id, job and state of each.
+
+local limit, lease, worker, token = tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5], ARGV[6]
+local newest, again, many = ARGV[7] == '1', ARGV[8] == '1', tonumber(ARGV[9])
+local answer, claimed, leases, taken = {0}, {}, {}, {}
+local steps = 0
+
+local function receipt(id) return sub(redis.sha1hex(token .. id), 1, 32) end
+
+if again then
+  for _, id in ipairs(call('SMEMBERS', P .. 'w' .. worker)) do
+    local S = state(id)
+    if S.st == 'r' and S.v == receipt(id) then
+      answer[#answer + 1] = id
+      answer[#answer + 1] = call('GET', P .. 'j' .. id)
+      answer[#answer + 1] = call('GET', P .. 's' .. id)
+    end
+  end
+  if #answer > 1 then return answer end
+end
+
+-- The places of a line in the order asked for, without removing any.
+
+local function oldest_of(line)
+  local chunk, at, from = {}, 0, 0
+  return function()
+    at = at + 1
+    if at > #chunk then
+      local size = math.min(limit + 1, 128)
+      chunk = call('ZRANGE', P .. 'q' .. line, from, from + size - 1)
+      from, at = from + #chunk, 1
+    end
+    return chunk[at]
+  end
+end
+
+-- Newest first within the first group: of what had no due time the last one, of the rest the first
+-- in `b`. Each one is removed before the next is asked for.
+local function newest_of(line)
+  return function()
+    local first = call('ZRANGE', P .. 'q' .. line, 0, 0)[1]
+    if not first then return nil end
+    local group = read_place(first)
+    local plain = call('ZREVRANGEBYLEX', P .. 'q' .. line, '(' .. group .. '\2', '[' .. group .. '\1',
+      'LIMIT', 0, 1)[1]
+    local timed = call('ZRANGEBYLEX', P .. 'b' .. line, '[' .. group, '+', 'LIMIT', 0, 1)[1]
+    if timed and sub(timed, 1, #group) == group then
+      local seq = 9007199254740991 - struct.unpack('>I8', sub(timed, #group + 1, #group + 8))
+      local plain_seq = plain and select(3, read_place(plain)) or -1
+      if seq > plain_seq then
+        local id = sub(timed, #group + 9)
+        return place_of(id, header(id), state(id))
+      end
+    end
+    return plain
+  end
+end
+
+-- Lua compares strings as the server's language sorts them; here bytes count.
+local function precedes(a, b)
+  if a.group ~= b.group or not newest then
+    local x, y = a.key, b.key
+    for n = 1, math.min(#x, #y) do
+      local p, q = byte(x, n), byte(y, n)
+      if p ~= q then return p < q end
+    end
+    return #x < #y
+  end
+  return a.seq > b.seq
+end
+
+local function head(line)
+  local place = line.next()
+  if not place then return nil end
+  local group, timed, seq, id, key = read_place(place)
+  return {place = place, group = group, seq = seq, id = id, key = key, timed = timed, line = line}
+end
+
+-- A fence is the server's time in microseconds, or one more than the last: so it grows although a
+-- power cut may have taken claims, and the last fence, away.
+local fence = math.max(tonumber(call('HGET', P .. 'm', 'fence') or 0), math.floor(now * 1000000))
+
+local function start(id, H, S)
+  local line = H[2]
+  count(line, 'q', -1)
+  count(line, 'r', 1)
+  fence = fence + 1
+  S.st, S.a, S.v, S.w, S.b, S.n = 'r', S.a + 1, receipt(id), worker, now, fence
+  if H[13] then drop_key(id, H) end
+  if H[10] then call('HSET', P .. 'h', H[10], id) end
+  if expiry_of(H, S) then call('ZREM', P .. 'x', id) end
+  save(id, S)
+  leases[#leases + 1] = mono + lease
+  leases[#leases + 1] = id
+  claimed[#claimed + 1] = id
+  room(queue_of(line))
+end
+
+for _, id in ipairs(call('ZRANGEBYSCORE', P .. 'x', '-inf', now, 'LIMIT', 0, STEPS)) do
+  local H = header(id)
+  if H then end_waiting(id, H, state(id), EXPIRED) else call('ZREM', P .. 'x', id) end
+end
+
+local lines, more = {}, false
+for n = 1, many do
+  local queue, line = ARGV[8 + 2 * n], ARGV[9 + 2 * n]
+  if call('SISMEMBER', P .. 'p', queue) == 0 then
+    local _, rest = promote(line, STEPS)
+    more = more or rest
+    local of = {name = line, next = newest and newest_of(line) or oldest_of(line)}
+    of.head = head(of)
+    if of.head then lines[#lines + 1] = of end
+  end
+end
+
+local function first_line()
+  local best
+  for n, line in ipairs(lines) do
+    if line.head and (not best or precedes(line.head, best.head)) then best = line end
+  end
+  return best
+end
+
+local function drop(line, place)
+  if newest then return withdraw(line, place) end
+  local of = taken[line]
+  if not of then of = {}; taken[line] = of end
+  of[#of + 1] = place
+end
+
+local dropped = {}
+while #claimed < limit do
+  local line = first_line()
+  if not line then break end
+  steps = steps + 1
+  if steps > limit + STEPS then more = true; break end
+  local at = line.head
+  local text = call('GET', P .. 'j' .. at.id)
+  if not text then
+    dropped[#dropped + 1] = {'gone', at}
+    if newest then withdraw(line.name, at.place) end
+  else
+    local H, S = unsealed(text), state(at.id)
+    local expiry, holder = expiry_of(H, S), H[10] and call('HGET', P .. 'h', H[10])
+    if expiry and expiry <= now then
+      if newest then end_waiting(at.id, H, S, EXPIRED) else dropped[#dropped + 1] = {'old', at, H, S} end
+    elseif holder and holder ~= at.id then
+      if newest then park(at.id, H, at.place) else dropped[#dropped + 1] = {'held', at, H} end
+    else
+      drop(line.name, at.place)
+      start(at.id, H, S)
+      answer[#answer + 1] = at.id
+      answer[#answer + 1] = text
+
+      answer[#answer + 1] = sealed(S)
+    end
+  end
+  line.head = head(line)
+end
+
+for line, places in pairs(taken) do
+  each_chunk(places, 500, function(list, i, j) call('ZREM', P .. 'q' .. line, unpack(list, i, j)) end)
+  local timed = {}
+  for _, place in ipairs(places) do
+    local group, is_timed, seq, id = read_place(place)
+    if is_timed then timed[#timed + 1] = newest_place(group, seq, id) end
+  end
+  each_chunk(timed, 500, function(list, i, j) call('ZREM', P .. 'b' .. line, unpack(list, i, j)) end)
+end
+for _, each in ipairs(dropped) do
+  local what, at, H, S = unpack(each, 1, 4)
+  if what == 'gone' then withdraw(at.line.name, at.place)
+  elseif what == 'old' then end_waiting(at.id, H, S, EXPIRED)
+  else park(at.id, H, at.place) end
+end
+each_chunk(leases, 500, function(list, i, j) call('ZADD', P .. 'e', unpack(list, i, j)) end)
+each_chunk(claimed, 500, function(list, i, j) call('SADD', P .. 'w' .. worker, unpack(list, i, j)) end)
+if #claimed > 0 then
+  call('HSET', P .. 'm', 'fence', string.format('%.0f', fence))
+  if lease > tonumber(call('HGET', P .. 'm', 'lease') or 0) then call('HSET', P .. 'm', 'lease', lease) end
+end
+finish()
+if #claimed < limit then
+  -- From now on whoever brings work says so.
+  for n = 1, many do
+    local topic = 'w' .. ARGV[8 + 2 * n]
+    if call('HEXISTS', P .. 'i', topic) == 0 then call('HSET', P .. 'i', topic, 1) end
+  end
+end
+answer[1] = more and 1 or 0
+return answer

@@ -1,0 +1,32 @@
+-- Expiring, then forgetting jobs, then keys: `limit` in all. Needs base.lua.
+-- ARGV: now, mono, limit. Answer: how many.
+
+local limit, many = tonumber(ARGV[3]), 0
+
+local function due(name)
+  if many >= limit then return {} end
+  return call('ZRANGEBYSCORE', P .. name, '-inf', now, 'LIMIT', 0, limit - many)
+end
+
+for _, id in ipairs(due('x')) do
+  local H, S = header(id), state(id)
+  if H and S.st == 'q' then end_waiting(id, H, S, EXPIRED) else call('ZREM', P .. 'x', id) end
+  many = many + 1
+end
+for _, id in ipairs(due('z')) do
+  local H, S = header(id), state(id)
+  call('ZREM', P .. 'z', id)
+  if H then remove(id, H, S) end
+  many = many + 1
+end
+for _, field in ipairs(due('f')) do
+  forget_key(field)
+  many = many + 1
+end
+local old = call('ZRANGEBYSCORE', P .. 'v', '-inf', now - 3600, 'LIMIT', 0, STEPS)
+for _, worker in ipairs(old) do
+  call('HDEL', P .. 'u', worker)
+  call('ZREM', P .. 'v', worker)
+end
+finish()
+return many

@@ -1,0 +1,29 @@
+-- Taking back what nobody renewed: at first a suspect, then a crash. Needs base.lua.
+-- ARGV: now, mono, limit, the server's run. Answer: how many; and 1 if leases were prolonged.
+--
+-- A lease that ran out while the server was away is nobody's crash: in a new run of the server all
+-- leases get the longest that was ever given, before anything is taken back.
+
+local limit, run = tonumber(ARGV[3]), ARGV[4]
+if call('HGET', P .. 'm', 'run') ~= run then
+  local until_then = mono + tonumber(call('HGET', P .. 'm', 'lease') or 0)
+  local old = call('ZRANGEBYSCORE', P .. 'e', '-inf', '(' .. string.format('%.17g', until_then),
+    'LIMIT', 0, STEPS)
+  for _, id in ipairs(old) do call('ZADD', P .. 'e', until_then, id) end
+  if #old < STEPS then call('HSET', P .. 'm', 'run', run) end
+  return {0, 1}
+end
+local due = call('ZRANGEBYSCORE', P .. 'e', '-inf', mono, 'LIMIT', 0, limit)
+for _, id in ipairs(due) do
+  local H, S = header(id), state(id)
+  if not H or S.st ~= 'r' then
+    unleased[#unleased + 1] = id
+  elseif S.u then
+    crash(id, H, S, '{"kind":"crash","message":"the lease ran out"}')
+  else
+    S.u = true
+    requeue(id, H, S)
+  end
+end
+finish()
+return {#due, 0}

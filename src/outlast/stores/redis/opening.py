@@ -1,0 +1,130 @@
+"""What is asked of a server before it is trusted with jobs, and what may be promised there."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
+from redis.exceptions import ResponseError
+
+from outlast.errors import DurabilityError, SchemaMismatch, StoreUnavailable
+from outlast.store import Durability
+from outlast.stores.redis.address import ask
+from outlast.stores.redis.scripts import texts
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from redis.asyncio.connection import AbstractConnection
+
+__all__ = ["Server", "examine", "facts_of", "load", "prepare", "promise_of"]
+
+OLDEST = (7, 0)
+SCHEMA = 1
+
+
+class Server(Struct, frozen=True, kw_only=True):
+    """What a server says of itself."""
+
+    name: str
+    run: str
+    durability: Durability
+    why: str
+    """What keeps it from the power class, and what to change; empty if nothing does."""
+
+
+async def facts_of(connection: AbstractConnection) -> dict[str, str]:
+    """The lines of INFO, and of the settings those that matter, where they may be read."""
+    info = str(await ask(connection, "INFO"), errors="replace")
+    pairs = (line.split(":", 1) for line in info.splitlines() if ":" in line)
+    facts = dict(pairs)
+    for name in ("appendfsync", "maxmemory-policy", "no-appendfsync-on-rewrite", "appendonly"):
+        try:
+            found = await ask(connection, "CONFIG", "GET", name)
+        except ResponseError:
+            continue  # renamed, or not allowed: what isn't known isn't promised
+        if found:
+            facts[name] = str(found[1], errors="replace")
+    facts.setdefault("maxmemory-policy", facts.get("maxmemory_policy", ""))
+    return facts
+
+
+def promise_of(facts: Mapping[str, str]) -> tuple[Durability, str]:
+    """What an accepted job survives on a server with these facts, and what keeps it from more."""
+    policy = facts.get("maxmemory-policy", "")
+    if policy.startswith("allkeys-"):
+        return Durability.MEMORY, (
+            f"maxmemory-policy is {policy}, so it deletes jobs when memory is short: "
+            "CONFIG SET maxmemory-policy noeviction"
+        )
+    if facts.get("aof_enabled") != "1":
+        return Durability.MEMORY, (
+            "it writes no append-only file (appendonly no), so its own end loses jobs: "
+            "CONFIG SET appendonly yes, CONFIG SET appendfsync always, CONFIG REWRITE"
+        )
+    fsync = facts.get("appendfsync")
+    if fsync is None:
+        return Durability.PROCESS, "it doesn't let its settings be read (CONFIG GET appendfsync)"
+    if fsync != "always":
+        return Durability.PROCESS, (
+            f"appendfsync is {fsync}, so a power cut loses what came last: "
+            "CONFIG SET appendfsync always, CONFIG REWRITE"
+        )
+    if facts.get("no-appendfsync-on-rewrite") == "yes":
+        return Durability.PROCESS, (
+            "no-appendfsync-on-rewrite is yes, so nothing is synced while the file is rewritten: "
+            "CONFIG SET no-appendfsync-on-rewrite no, CONFIG REWRITE"
+        )
+    return Durability.POWER, "a copy on another machine isn't waited for (not in this version)"
+
+
+async def examine(connection: AbstractConnection, shown: str, required: Durability) -> Server:
+    """Who serves this connection.
+
+    Raises ``DurabilityError`` if it promises less than ``required``, ``StoreUnavailable`` for a
+    replica or a server that is too old.
+    """
+    facts = await facts_of(connection)
+    number = facts.get("redis_version", "0")
+    name = f"Valkey {facts['valkey_version']}" if "valkey_version" in facts else f"Redis {number}"
+    if tuple(int(part) for part in number.split(".")[:2] if part.isdecimal()) < OLDEST:
+        raise StoreUnavailable(f"{shown} is {name}: outlast needs Redis 7.0 or Valkey")
+    if facts.get("role") == "slave":
+        raise StoreUnavailable(f"{shown} is a replica, which takes no writes: name the master")
+    if facts.get("loading") == "1":
+        raise StoreUnavailable(f"{shown} is still loading its data")
+    found, why = promise_of(facts)
+    if found < required:
+        raise DurabilityError(
+            f"{shown} ({name}) promises durability {found}, but {required} was asked for: {why};"
+            f" or ask for less (?durability={found})"
+        )
+    return Server(name=name, run=facts.get("run_id", ""), durability=found, why=why)
+
+
+async def prepare(
+    connection: AbstractConnection, shown: str, prefix: str, run: str, *, create: bool
+) -> None:
+    """See that the namespace is there and ours. Raises ``SchemaMismatch``, ``StoreUnavailable``."""
+    key = prefix + "m"
+    found: Any = await ask(connection, "HGET", key, "schema")
+    if found is None:
+        if not create:
+            raise StoreUnavailable(
+                f"there is no store at {shown} under the keys {prefix}*; check the URL and the"
+                " namespace, or allow creating it (--create, or create=True)"
+            )
+        await ask(connection, "HSETNX", key, "run", run)
+        await ask(connection, "HSETNX", key, "schema", SCHEMA)
+    elif int(found) != SCHEMA:
+        raise SchemaMismatch(
+            f"{shown} has schema {int(found)} under the keys {prefix}*; this version knows {SCHEMA}"
+        )
+
+
+async def load(connection: AbstractConnection) -> None:
+    """See that the server knows our scripts."""
+    known = await ask(connection, "SCRIPT", "EXISTS", *texts())
+    for there, text in zip(known, texts().values(), strict=True):
+        if not there:
+            await ask(connection, "SCRIPT", "LOAD", text)

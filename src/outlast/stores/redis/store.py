@@ -1,0 +1,420 @@
+"""The Redis store: each call is one script on the server, by the server's clock.
+
+The connections live in one thread of the store. Leases run by the server's clock: where that jumps,
+they end sooner or later than was said.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import threading
+from concurrent.futures import Future
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import redis
+
+from outlast.chance import SystemChance
+from outlast.clock import SystemClock
+from outlast.errors import StoreClosed, StoreError, Unsupported
+from outlast.job import give_back
+from outlast.limits import check_job, check_jobs
+from outlast.store import Durability, Feature
+from outlast.stores.lifelines import private_folder
+from outlast.stores.redis import ledger, opening, upkeep
+from outlast.stores.redis.claims import claim_args, claims_from
+from outlast.stores.redis.engine import Engine
+from outlast.stores.redis.news import News
+from outlast.stores.redis.op import Op
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from redis.asyncio.connection import AbstractConnection
+
+    from outlast.chance import Chance
+    from outlast.clock import Clock
+    from outlast.job import Added, Claim, Death, Depth, Job, Lost, Progress, Status, Verdict
+    from outlast.store import Cancelled, Line, WorkerInfo
+    from outlast.stores.redis.address import Address
+    from outlast.stores.redis.op import Arg
+
+__all__ = ["RedisStore"]
+
+T = TypeVar("T")
+
+POLL = 0.5
+"""Seconds between two looks of those who wait while no news can be heard."""
+BITE = 500
+"""Jobs that one call of the server touches, where the caller could name any number."""
+
+_left: list[Engine] = []
+"""Inherited over a fork: its connections are the parent's, and must not even be finalized here."""
+
+
+class RedisStore:
+    """The jobs of one namespace on a server."""
+
+    features = ~(Feature.STEPS | Feature.JOIN)
+
+    def __init__(
+        self,
+        address: Address,
+        *,
+        namespace: str = "default",
+        durability: Durability | None = None,
+        create: bool = True,
+        clock: Clock | None = None,
+        chance: Chance | None = None,
+    ) -> None:
+        self.url = address.shown
+        self.namespace = namespace
+        self.library = f"Redis (redis-py {redis.__version__})"
+        self.durability = Durability.POWER if durability is None else durability
+        self.lifelines: Path | None = None
+        self._required = self.durability
+        self._address = address
+        self._prefix = f"{{outlast:{namespace}}}"
+        self._create = create
+        self._clock = clock or SystemClock()
+        self._chance = chance or SystemChance()
+        self._lock = threading.Lock()
+        self._pid = 0
+        self._engine: Engine | None = None
+        self._run = ""
+        self._news = News()
+
+    def __repr__(self) -> str:
+        return f"RedisStore({self.url!r}, namespace={self.namespace!r})"
+
+    # -- opening and closing
+
+    async def open(self) -> None:
+        await asyncio.to_thread(self.open_now)
+
+    def open_now(self) -> None:
+        """``open`` for callers without an event loop; blocks."""
+        if self._pid not in (0, os.getpid()):
+            self._leave_to_parent()
+        with self._lock:
+            if self._engine is not None:
+                return
+            engine = Engine(self._address, self._prefix, self._news, self._times, self._check)
+            engine.start()
+            self._engine = engine
+            self._pid = os.getpid()
+            self.lifelines = private_folder(self.url, self.namespace)
+
+    def _leave_to_parent(self) -> None:
+        """In a forked child: what was open is the parent's."""
+        engine, self._engine, self._pid = self._engine, None, 0
+        self._lock = threading.Lock()  # a thread of the parent may have held the old one
+        if engine is not None:
+            _left.append(engine)
+
+    async def _check(self, connection: AbstractConnection) -> None:
+        """On each new connection: it may lead to another server than the one before."""
+        server = await opening.examine(connection, self.url, self._required)
+        await opening.prepare(connection, self.url, self._prefix, server.run, create=self._create)
+        await opening.load(connection)
+        self.durability = server.durability
+        self.library = f"{server.name} (redis-py {redis.__version__})"
+        self._run = server.run
+
+    def _times(self) -> tuple[Arg, Arg]:
+        """Nothing, for the server has a clock, unless somebody set another one."""
+        if isinstance(self._clock, SystemClock):
+            return "", ""
+        return repr(self._clock.now()), repr(self._clock.monotonic())
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self.close_now)
+
+    def close_now(self) -> None:
+        """``close`` for callers without an event loop; blocks."""
+        with self._lock:
+            engine, self._engine = self._engine, None
+            if engine is not None and self._pid == os.getpid():
+                engine.close()
+        self._news.heard(None)
+
+    # -- the protocol
+
+    async def add(self, jobs: Sequence[Job], capacity: int | None = None) -> Sequence[Added]:
+        return await self._do(self._add_op(jobs, capacity)) if jobs else []
+
+    def add_now(self, jobs: Sequence[Job], capacity: int | None = None) -> Sequence[Added]:
+        """``add`` for callers without an event loop; blocks until it is durable."""
+        return self._hand_over(self._add_op(jobs, capacity)).result() if jobs else []
+
+    def _add_op(self, jobs: Sequence[Job], capacity: int | None) -> Op[Sequence[Added]]:
+        check_jobs(jobs)
+        if capacity is not None:
+            # Before the call: what happens while it is on its way is news to it.
+            self._running().listen()
+            self._news.look(self._news.count({f"r{job.queue}" for job in jobs}))
+        return Op("add", jobs=jobs, capacity=capacity)
+
+    async def claim(
+        self,
+        queues: Sequence[str],
+        tasks: Sequence[str | None],
+        limit: int,
+        lease: float,
+        worker: str,
+        newest: bool = False,
+    ) -> Sequence[Claim]:
+        if limit <= 0:
+            self._running()
+            return []
+        return await self._do(
+            self._claim_op(queues, tasks, limit, lease, worker, newest), self._unclaim
+        )
+
+    def claim_soon(
+        self,
+        queues: Sequence[str],
+        tasks: Sequence[str | None],
+        limit: int,
+        lease: float,
+        worker: str,
+        newest: bool = False,
+    ) -> Future[Sequence[Claim]]:
+        """``claim`` for callers without an event loop; the future is set by the store's thread.
+
+        Cancelled before that, the claims go back at once.
+        """
+        if limit <= 0:
+            nothing: Future[Sequence[Claim]] = Future()
+            nothing.set_result([])
+            return nothing
+        op = self._claim_op(queues, tasks, limit, lease, worker, newest)
+        op.undo = self._unclaim
+        return self._hand_over(op)
+
+    def _claim_op(
+        self,
+        queues: Sequence[str],
+        tasks: Sequence[str | None],
+        limit: int,
+        lease: float,
+        worker: str,
+        newest: bool,
+    ) -> Op[Sequence[Claim]]:
+        self._running().listen()
+        token = self._chance.token()
+        topics = [f"w{queue}" for queue in queues]
+        seen = self._news.count(topics)
+
+        def parse(raw: Any) -> Sequence[Claim]:
+            found = claims_from(raw)
+            if len(found) < limit and not raw[0]:
+                self._news.look(seen)
+            else:
+                self._news.overlook(topics)
+            return found
+
+        args = partial(claim_args, queues, tasks, limit, lease, worker, newest, token)
+        return Op("claim", args, parse)
+
+    async def settle(self, verdicts: Sequence[Verdict]) -> Sequence[Lost]:
+        return await self._do(self._settle_op(verdicts)) if verdicts else []
+
+    def settle_now(self, verdicts: Sequence[Verdict]) -> Sequence[Lost]:
+        """``settle`` for callers without an event loop; blocks until it is durable."""
+        return self._hand_over(self._settle_op(verdicts)).result() if verdicts else []
+
+    def _settle_op(self, verdicts: Sequence[Verdict]) -> Op[Sequence[Lost]]:
+        for verdict in verdicts:
+            for job in verdict.then:
+                check_job(job)
+        return Op("settle", verdicts=verdicts)
+
+    async def renew(
+        self, claims: Sequence[Claim], lease: float, notes: Sequence[Progress] = ()
+    ) -> Sequence[Lost]:
+        return await self._do(upkeep.renew(claims, lease, notes))
+
+    async def recover(self, limit: int) -> int:
+        total = 0
+        while total < limit:
+            bite = min(limit - total, BITE)
+            many, prolonged = await self._do(upkeep.recover(bite, lambda: self._run))
+            total += many
+            if many < bite and not prolonged:
+                break
+        return total
+
+    async def recover_worker(self, worker: str, cause: Death) -> int:
+        return await self._do(upkeep.recover_worker(worker, cause))
+
+    async def prune(self, limit: int) -> int:
+        self._running()
+        total = 0
+        while total < limit:
+            bite = min(limit - total, BITE)
+            many = await self._do(upkeep.prune(bite))
+            total += many
+            if many < bite:
+                break
+        return total
+
+    async def wait(self, queues: Sequence[str], timeout: float, *, space: bool = False) -> None:
+        topics = [("r" if space else "w") + queue for queue in dict.fromkeys(queues)]
+        deadline = self._clock.monotonic() + timeout
+        self._running().listen()
+        sleeper = self._news.sleeper(topics)
+        try:
+            while True:
+                left = deadline - self._clock.monotonic()
+                if self._news.is_new(topics) or left <= 0:
+                    return
+                moved, due = await self._do(upkeep.idle(queues, space))
+                engine = self._engine
+                if moved or engine is None or self._news.is_new(topics):
+                    return
+                pause = left if engine.bell.listens else min(left, POLL)
+                if due is not None:
+                    pause = min(pause, due)
+                if not await sleeper.sleep(self._clock, pause) and pause < left:
+                    return
+        finally:
+            self._news.drop(sleeper)
+
+    async def depth(self, queue: str) -> Depth:
+        return await self._do(ledger.depth(queue))
+
+    def depth_now(self, queue: str) -> Depth:
+        """``depth`` for callers without an event loop; blocks."""
+        return self._hand_over(ledger.depth(queue)).result()
+
+    # -- the ledger
+
+    async def get(self, ids: Sequence[str]) -> Sequence[Job | None]:
+        return await self._do_in_bites(ledger.jobs, ids)
+
+    async def find(
+        self,
+        *,
+        status: Sequence[Status] = (),
+        queue: str | None = None,
+        task: str | None = None,
+        key: str | None = None,
+        since: float | None = None,
+        until: float | None = None,
+        after: str | None = None,
+        limit: int = 100,
+    ) -> Sequence[Job]:
+        scan = ledger.Scan(status, queue, task, key, since, until, after)
+        self._running()
+        while scan.goes_on and len(scan.found) < limit:
+            await self._do(scan.find(limit - len(scan.found)))
+        return scan.found[:limit]
+
+    async def cancel(self, ids: Sequence[str]) -> Sequence[Cancelled]:
+        return await self._do_in_bites(ledger.cancel, ids)
+
+    async def revive(self, ids: Sequence[str]) -> Sequence[bool]:
+        self._running()
+        return await self._do(ledger.revive(ids)) if ids else []
+
+    async def purge(self, queue: str, status: Sequence[Status], *, dry_run: bool = False) -> int:
+        scan = ledger.Scan(status, queue)
+        self._running()
+        while scan.goes_on:
+            await self._do(scan.purge(dry_run=dry_run))
+        return scan.many
+
+    async def finished(self, ids: Sequence[str], timeout: float) -> Sequence[Job]:
+        deadline = self._clock.monotonic() + timeout
+        self._running().listen()
+        sleeper = self._news.sleeper([f"j{id_}" for id_ in ids])
+        try:
+            while True:
+                left = deadline - self._clock.monotonic()
+                found = await self._do(ledger.ended(ids, listen=left > 0))
+                if found or left <= 0:
+                    return found
+                listens = self._running().bell.listens
+                rung = await sleeper.sleep(self._clock, left if listens else min(left, POLL))
+                if listens and not rung:
+                    return []  # else it would have been told
+        finally:
+            self._news.drop(sleeper)
+
+    async def namespaces(self) -> Sequence[str]:
+        return await self._do(ledger.namespaces())
+
+    async def lines(self) -> Sequence[Line]:
+        return await self._do(ledger.lines())
+
+    async def pause(self, queue: str, paused: bool = True) -> None:
+        await self._do(ledger.pause(queue, paused))
+
+    async def beat(self, info: WorkerInfo) -> None:
+        await self._do(upkeep.beat(info))
+
+    async def leave(self, worker: str) -> None:
+        await self._do(upkeep.leave(worker))
+
+    async def workers(self) -> Sequence[WorkerInfo]:
+        return await self._do(upkeep.workers())
+
+    async def backup(self, path: Path) -> dict[str, Any]:
+        self._running()
+        raise Unsupported(
+            f"{self.url} is saved by the means of Redis (BGSAVE, and a copy of its folder), not to"
+            f" {path}: that is for sqlite:///FILE"
+        )
+
+    # -- handing over
+
+    def _running(self) -> Engine:
+        engine = self._engine
+        if engine is None:
+            raise StoreClosed(f"{self.url} is not open: use it between open() and close()")
+        if self._pid != os.getpid():
+            raise StoreClosed(f"{self.url} was opened by process {self._pid}; open it here too")
+        return engine
+
+    async def _do(self, op: Op[T], undo: Callable[[T], None] | None = None) -> T:
+        """Cancelled in mid-call, the step is done or it is not; what it answered is undone."""
+        engine = self._running()
+        reply: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        op.reply = reply
+        engine.hand_over(op)
+        try:
+            return await reply
+        except asyncio.CancelledError:
+            if undo is not None:
+                op.orphan(undo)
+            raise
+
+    async def _do_in_bites(
+        self, make: Callable[[Sequence[str]], Op[Sequence[T]]], ids: Sequence[str]
+    ) -> Sequence[T]:
+        self._running()
+        found: list[T] = []
+        for first in range(0, len(ids), BITE):
+            bite: Sequence[T] = await self._do(make(ids[first : first + BITE]))
+            found += bite
+        return found
+
+    def _hand_over(self, op: Op[T]) -> Future[T]:
+        """For callers without an event loop: answered whether anybody waits or not."""
+        engine = self._running()
+        reply: Future[T] = Future()
+        op.reply = reply
+        engine.hand_over(op)
+        return reply
+
+    def _unclaim(self, claimed: Sequence[Claim]) -> None:
+        """Nobody received these claims: they go back as if they had never been made."""
+        engine = self._engine
+        if claimed and engine is not None:
+            back = [give_back(claim, started=False) for claim in claimed]
+            with contextlib.suppress(StoreError):
+                engine.hand_over(Op("settle", verdicts=back))
