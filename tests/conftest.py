@@ -6,6 +6,7 @@ import logging
 import os
 import shutil
 import subprocess
+import sys
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -96,6 +97,15 @@ def _environment_is_put_back() -> Iterator[None]:
     for name in os.environ.keys() - before.keys() - kept:
         del os.environ[name]
     os.environ.update({name: before[name] for name in before.keys() - kept})
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _servers_end() -> Iterator[None]:
+    """Stop the servers that tests of this process have started."""
+    yield
+    postgres = sys.modules.get("tests.postgres")
+    if postgres is not None:
+        postgres.remove()
 
 
 @pytest.fixture(autouse=True)

@@ -13,13 +13,14 @@ import time
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Server", "binaries"]
+import asyncpg
+
+__all__ = ["Server", "binaries", "empty", "remove", "shared"]
 
 NOBODY = 65534
 SETTINGS = {
     "autovacuum_naptime": "5s",
     "checkpoint_timeout": "30min",
-    "full_page_writes": "off",
     "listen_addresses": "'127.0.0.1'",
     "log_line_prefix": "'%m [%p] %q%a '",
     "max_connections": "60",
@@ -41,7 +42,7 @@ class Server:
     """One server. With root it runs as nobody, since PostgreSQL refuses root."""
 
     def __init__(self, **settings: str) -> None:
-        self.settings = SETTINGS | {"fsync": "off"} | settings
+        self.settings = SETTINGS | settings
         self.folder = Path(tempfile.mkdtemp(prefix="outlast-pg-"))
         self.data = self.folder / "data"
         self.port = _free_port()
@@ -117,3 +118,39 @@ def _free_port() -> int:
         found.bind(("127.0.0.1", 0))
         port: int = found.getsockname()[1]
         return port
+
+
+_EMPTY = """
+DO $$ DECLARE name text; used boolean; BEGIN
+    FOR name IN SELECT format('%I.%I', schemaname, tablename) FROM pg_tables
+        WHERE schemaname LIKE 'outlast%' AND tablename <> 'meta' LOOP
+        EXECUTE format('SELECT EXISTS (SELECT FROM %s)', name) INTO used;
+        IF used THEN EXECUTE 'TRUNCATE ' || name; END IF;
+    END LOOP;
+END $$
+"""
+
+_servers: list[Server] = []
+
+
+def shared() -> Server:
+    """Started when the first test needs it."""
+    if not _servers:
+        server = Server()
+        _servers.append(server)
+        server.start()
+    return _servers[0]
+
+
+def remove() -> None:
+    while _servers:
+        _servers.pop().remove()
+
+
+async def empty(server: Server) -> None:
+    """Forget all jobs; the tables stay."""
+    connection = await asyncpg.connect(server.url())
+    try:
+        await connection.execute(_EMPTY)
+    finally:
+        await connection.close()

@@ -11,6 +11,7 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+import pytest
 from tests.cases.program import LOG, make
 from tests.proof.patience import until
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from outlast.job import Job, Status
     from outlast.store import Ledger
 
-__all__ = ["FULL", "Rig", "Said", "scaled"]
+__all__ = ["FULL", "Rig", "Said", "everywhere", "scaled"]
 
 T = TypeVar("T")
 ROOT = Path(__file__).parents[2]
@@ -34,6 +35,12 @@ FULL = bool(os.environ.get("OUTLAST_FULL_CASES"))
 def scaled(full: T, short: T) -> T:
     """The full number, or the one that CI has the time for."""
     return full if FULL else short
+
+
+everywhere = pytest.mark.parametrize(
+    "rig", ["sqlite", pytest.param("postgresql", marks=pytest.mark.needs("servers"))], indirect=True
+)
+"""A case that is to hold on every store that keeps jobs beyond the program."""
 
 
 class Said(NamedTuple):
@@ -49,9 +56,9 @@ class Said(NamedTuple):
 class Rig:
     """What every case works with."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, url: str | None = None) -> None:
         self.folder = folder
-        self.url = f"sqlite:///{folder / 'case.db'}"
+        self.url = url or f"sqlite:///{folder / 'case.db'}"
         self.log = folder / "log"
         self.workers: list[subprocess.Popen[bytes]] = []
         os.environ[LOG] = str(self.log)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import signal
 from typing import TYPE_CHECKING
 
-from tests.cases.rig import scaled
+from tests.cases.rig import everywhere, scaled
 from tests.proof.patience import linger, until
 
 if TYPE_CHECKING:
     from tests.cases.rig import Rig
 
 
+@everywhere
 def test_c07(rig: Rig) -> None:
     lease, away = scaled(("5", 20.0), ("2", 0.0))
     (id,) = rig.enqueue(("until", str(rig.folder / "go")))

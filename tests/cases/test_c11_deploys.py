@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tests.cases.rig import scaled
+from tests.cases.rig import everywhere, scaled
 from tests.proof.patience import linger
 
 from outlast.job import Status
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from tests.cases.rig import Rig
 
 
+@everywhere
 def test_c11(rig: Rig) -> None:
     (id,) = rig.enqueue(("until", str(rig.folder / "go")))
     for round in range(1, 6):

@@ -6,6 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from tests.cases.program import LOG
+from tests.cases.rig import everywhere
 from tests.fakes import FakeClock
 
 from outlast import Outlast
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from tests.cases.rig import Rig
 
 
+@everywhere
 def test_c38_again_while_remembered(rig: Rig) -> None:
     async def work(app: Outlast) -> None:
         task = app.tasks["instant"].using(key="K")
@@ -50,6 +52,7 @@ async def test_c38_again_when_forgotten(tmp_path: Path, monkeypatch: pytest.Monk
         assert (await task.enqueue(1)).created
 
 
+@everywhere
 def test_c38_fifty_at_once(rig: Rig) -> None:
     async def work(app: Outlast) -> None:
         task = app.tasks["instant"].using(key="fresh")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tests.cases.rig import scaled
+from tests.cases.rig import everywhere, scaled
 
 from outlast.job import Status
 
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from tests.cases.rig import Rig
 
 
+@everywhere
 def test_c40(rig: Rig) -> None:
     ids = rig.enqueue(*[("nap", scaled(3.0, 0.5))] * 3, lane="L")
     worker = rig.start("-c", "3", "--lease", "5")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from tests.cases.rig import scaled
+from tests.cases.rig import everywhere, scaled
 from tests.proof.patience import linger, until
 
 from outlast.job import Status
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from tests.cases.rig import Rig
 
 
+@everywhere
 def test_c42_delayed(rig: Rig) -> None:
     delay = scaled(60.0, 2.5)
     (id,) = rig.enqueue(("instant",), delay=delay)
@@ -33,6 +34,7 @@ def test_c42_delayed(rig: Rig) -> None:
     assert rig.job(id).status is Status.CANCELLED
 
 
+@everywhere
 def test_c42_claimed_ahead(rig: Rig) -> None:
     """Quick ones first, so that the worker learns to claim ahead."""
     quick = rig.enqueue(*[("instant", n) for n in range(400)])

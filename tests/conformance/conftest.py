@@ -7,7 +7,7 @@ import itertools
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.conformance import servers
+from tests import postgres
 from tests.conformance.steps import FullStore
 from tests.fakes import FakeClock
 from tests.servers import RedisServer
@@ -78,12 +78,6 @@ def _param(kind: str) -> Any:
     return pytest.param(kind, marks=marks)
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _servers_end() -> Iterator[None]:
-    yield
-    servers.remove()
-
-
 @pytest.fixture(scope="session")
 def redis_server() -> Iterator[RedisServer]:
     """One for each process of the tests; each test finds it empty."""
@@ -104,8 +98,8 @@ async def place(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
         redis.say("FLUSHALL")
         url = redis.url()
     if kind == "postgresql":
-        server = servers.shared()
-        await servers.empty(server)
+        server = postgres.shared()
+        await postgres.empty(server)
         url = server.url()
     place = Place(kind, url)
     yield place
