@@ -88,6 +88,7 @@ def test_options_reach_the_supervisor(shop: Shop, told: list[WorkerOptions]) -> 
     (options,) = told
     assert options._asdict() | {"url": None} == {
         "target": "shop:app", "loader": "outlast.cli.loading:for_worker", "url": None,
+        "check": "outlast.doctor:look_over",
         "queues": ("a", "b", "c"), "concurrency": 3, "processes": 2, "grace": 60.0, "lease": 5.0,
         "loop": "asyncio", "reload": True, "log_level": "debug", "create": True,
     }  # fmt: skip
@@ -97,7 +98,8 @@ def test_the_defaults_are_the_supervisors_own(shop: Shop, told: list[WorkerOptio
     from outlast.worker.options import WorkerOptions
 
     shop.ok("worker", "shop:app")
-    assert told == [WorkerOptions(target="shop:app", loader="outlast.cli.loading:for_worker")]
+    loader, check = "outlast.cli.loading:for_worker", "outlast.doctor:look_over"
+    assert told == [WorkerOptions(target="shop:app", loader=loader, check=check)]
 
 
 @pytest.mark.parametrize(

@@ -6,14 +6,16 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from typing import TYPE_CHECKING
 
 import apsw
 import pytest
+from tests.proof.patience import until
 
 from outlast.chance import SystemChance
-from outlast.doctor import Report, Severity, disk, examine
-from outlast.errors import ConfigurationError, Unsupported
+from outlast.doctor import Report, Severity, disk, examine, look_over
+from outlast.errors import ConfigurationError, DurabilityError, Unsupported
 from outlast.job import Failure, Job, dead
 from outlast.store import Durability, WorkerInfo
 from outlast.stores import connect
@@ -93,6 +95,10 @@ async def test_sq4_in_memory(monkeypatch: pytest.MonkeyPatch, db: Path, tmp_path
     report = await look(db)
     assert "tmpfs" in found(report, "SQ4", Severity.ERROR)
     assert (report.accepted, report.exit_code) == (Durability.PROCESS, 1)
+    # Whoever asks for no more gets what they ask for, and is told.
+    report = await look(db, "?durability=process")
+    assert "tmpfs" in found(report, "SQ4", Severity.NOTE)
+    assert (report.accepted, report.exit_code) == (Durability.PROCESS, 0)
 
 
 async def test_sq4_on_a_network(monkeypatch: pytest.MonkeyPatch, db: Path, tmp_path: Path) -> None:
@@ -113,6 +119,54 @@ async def test_sq4_without_barriers(
     report = await look(db)
     assert "nobarrier" in found(report, "SQ4", Severity.WARNING)
     assert report.accepted is Durability.PROCESS
+
+
+async def test_a_worker_does_not_begin_below_what_its_app_asks_for(
+    monkeypatch: pytest.MonkeyPatch, db: Path, tmp_path: Path
+) -> None:
+    mounts = tmp_path / "mountinfo"
+    mounts.write_text(f"1 0 0:1 / {tmp_path} rw,noatime - ext4 /dev/x rw,nobarrier\n")
+    monkeypatch.setattr(files, "MOUNTS", str(mounts))
+    store = connect(f"sqlite:///{db}")
+    await store.open()
+    with pytest.raises(DurabilityError, match=r"durability process, and power.*nobarrier"):
+        await look_over(store)
+    await store.close()
+    store = connect(f"sqlite:///{db}", durability=Durability.PROCESS)
+    await store.open()
+    assert any("nobarrier" in line for line in await look_over(store))
+    await store.close()
+
+
+async def test_a_worker_that_has_what_it_asks_for_begins(db: Path) -> None:
+    store = connect(f"sqlite:///{db}")
+    await store.open()
+    assert [line for line in await look_over(store) if not line.startswith("SQ9")] == []
+    await store.close()
+    assert await look_over(connect("memory://none")) == []
+
+
+WORKER = """
+import outlast
+app = outlast.Outlast("sqlite:///{db}?durability=process")
+@app.task
+async def nothing(): pass
+"""
+
+
+@pytest.mark.timeout(90)
+def test_a_worker_says_once_that_its_place_is_volatile(tmp_path: Path) -> None:
+    if files.file_system("/dev/shm") != "tmpfs":
+        pytest.skip("no tmpfs here")
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as memory:
+        (tmp_path / "shop.py").write_text(WORKER.format(db=f"{memory}/it.db"))
+        words = [sys.executable, "-m", "outlast", "worker", "shop:app", "--create"]
+        with (tmp_path / "log").open("wb") as log:
+            worker = subprocess.Popen(words, cwd=tmp_path, stderr=log)
+        until(lambda: "tasks: " in (tmp_path / "log").read_text(), 60, "it has started")
+        worker.terminate()
+        assert worker.wait(60) == 0
+    assert (tmp_path / "log").read_text().count("gone when the machine stops") == 1
 
 
 async def test_sq6_a_disk_too_fast(monkeypatch: pytest.MonkeyPatch, db: Path) -> None:

@@ -267,6 +267,40 @@ async def test_what_can_never_start_ends_with_the_reason(
     assert "Traceback" not in service.stderr
 
 
+CHECKS = """
+from outlast import DurabilityError
+
+async def refuses(store):
+    raise DurabilityError(f"{store.url} is not good enough")
+
+async def warns(store):
+    return ["SQ9: little room"]
+"""
+
+
+async def test_a_store_that_is_not_good_enough_is_not_worked_on(service: Service) -> None:
+    (service.folder / "checks.py").write_text(CHECKS)
+    async with service.opened() as app:
+        handle = await app.tasks["quick"].enqueue(1)
+        supervisor = service.start(check="checks:refuses", processes=2)
+        assert await asyncio.to_thread(supervisor.wait, 60) == 4
+        assert "is not good enough" in service.stderr
+        assert await handle.status() is Status.QUEUED
+    assert "Traceback" not in service.stderr
+
+
+async def test_what_weakens_the_store_is_said_once(service: Service) -> None:
+    (service.folder / "checks.py").write_text(CHECKS)
+    async with service.opened() as app:
+        service.start(check="checks:warns", processes=2)
+        handles = [await app.tasks["wait"].enqueue("go") for _ in range(30)]
+        wait_until(lambda: len({pid for _, _, pid in service.lines("start")}) == 2)
+        (service.folder / "go").touch()
+        for handle in handles:
+            await handle.result(60)
+    assert service.stderr.count("SQ9: little room") == 1
+
+
 async def test_an_event_loop_without_signal_handlers_will_do(service: Service) -> None:
     (service.folder / "poorloop.py").write_text(
         "import asyncio\n"

@@ -14,6 +14,10 @@ if TYPE_CHECKING:
 __all__ = ["Line", "read_lines", "render", "write_report"]
 
 
+WEAKER = ("outlast-process", "outlast-memory", "outlast-tmpfs", "plain-normal", "plain-off")
+"""Settings that ask for less than power."""
+
+
 class Line(msgspec.Struct, kw_only=True):
     """One piece of a long run."""
 
@@ -33,7 +37,7 @@ class Line(msgspec.Struct, kw_only=True):
     @property
     def expected(self) -> bool:
         """Whether losses are what this piece is to show: it asks for less than power."""
-        return self.numbers.get("load") in ("outlast-process", "plain-normal", "plain-off")
+        return self.numbers.get("load") in WEAKER
 
     def brief(self) -> str:
         shown = {
@@ -262,13 +266,14 @@ def _variants(kind: str, lines: Sequence[Line]) -> list[str]:
         by_load[str(line.numbers.get("load"))].append(line)
     table = [
         "",
-        "| setting | cuts | acknowledged | lost | worst cut |",
-        "| --- | --- | --- | --- | --- |",
+        "| setting | cuts | acknowledged | lost | worst cut | doctor says |",
+        "| --- | --- | --- | --- | --- | --- |",
     ]
     for load, some in sorted(by_load.items()):
         worst = max(line.number("worst") for line in some)
         cells = (_sum(some, "rounds"), _sum(some, "acknowledged"), _sum(some, "lost"), worst)
-        table.append(f"| {load} | " + " | ".join(f"{cell:,.0f}" for cell in cells) + " |")
+        said = next((each for line in some if (each := line.numbers.get("predicted"))), "-")
+        table.append(f"| {load} | " + " | ".join(f"{cell:,.0f}" for cell in cells) + f" | {said} |")
     return table
 
 

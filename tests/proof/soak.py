@@ -75,7 +75,10 @@ CALLS = (
     ["--acts", "back_up", "--before", "add_many,claim_and_settle"],
 )
 PARTS = 4
-LOADS = ("outlast-power", "outlast-power", "outlast-power", "plain-full", "outlast-process")
+LOADS = (
+    *("outlast-power", "outlast-power", "outlast-power", "plain-full", "outlast-process"),
+    *("outlast-power", "outlast-power", "outlast-power", "outlast-memory", "outlast-tmpfs"),
+)
 
 
 def _variant(options: tuple[str, ...], flag: str) -> Callable[[int], list[str]]:

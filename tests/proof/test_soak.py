@@ -75,12 +75,21 @@ def test_the_report_adds_up_and_does_not_hide_losses() -> None:
 def test_what_weaker_settings_lose_is_shown_apart(tmp_path: Path) -> None:
     lines = [
         line("cut", 0, load="outlast-power", rounds=9, acknowledged=90, lost=0, broken={}),
-        line("cut", 1, load="outlast-process", rounds=3, acknowledged=30, lost=30, worst=20),
+        line(
+            "cut",
+            1,
+            load="outlast-process",
+            rounds=3,
+            acknowledged=30,
+            lost=30,
+            worst=20,
+            predicted="process",
+        ),
     ]
     write_report(lines, tmp_path / "docs" / "proof.md")
     page = (tmp_path / "docs" / "proof.md").read_text()
     assert "| Real power cuts | 9 rounds | 0 | 0 |" in page
-    assert "| outlast-process | 3 | 30 | 30 | 20 |" in page
+    assert "| outlast-process | 3 | 30 | 30 | 20 | process |" in page
     assert "Nothing was run yet." in render([])
 
 

@@ -91,4 +91,5 @@ def worker(screen: Screen, /, app: str, user: str | None, **options: Any) -> Non
         _become(user)
     elif hasattr(os, "geteuid") and os.geteuid() == 0:
         screen.note("Warning: tasks run as root here; --user NAME runs them as somebody else.")
-    launch(WorkerOptions(target=app, loader="outlast.cli.loading:for_worker", **options))
+    loader, check = "outlast.cli.loading:for_worker", "outlast.doctor:look_over"
+    launch(WorkerOptions(target=app, loader=loader, check=check, **options))

@@ -5,14 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from outlast.doctor.report import Finding, Report, Severity
-from outlast.errors import Unsupported
+from outlast.errors import DurabilityError, Unsupported
 from outlast.stores import redact
 from outlast.stores.urls import parse
 
 if TYPE_CHECKING:
-    from outlast.store import Durability
+    from collections.abc import Sequence
 
-__all__ = ["Finding", "Report", "Severity", "examine"]
+    from outlast.store import Durability, Store
+
+__all__ = ["Finding", "Report", "Severity", "examine", "look_over"]
 
 
 async def examine(
@@ -33,3 +35,27 @@ async def examine(
 
         return await examine_sqlite(address, required=required, deep=deep, quick=quick)
     raise Unsupported(f"{redact(url)} is gone with its process: there is nothing to look at")
+
+
+async def look_over(store: Store) -> Sequence[str]:
+    """The quick form for a store that a worker has just opened: what weakens it, a line each.
+
+    Raises ``DurabilityError`` if what is accepted there survives less than it was opened for.
+    """
+    required = store.durability
+    try:
+        report = await examine(f"{store.url}?durability={required}", required=required, quick=True)
+    except Unsupported:
+        return []
+    found = [finding for finding in report.worst() if finding.severity in _TOLD]
+    lines = [f"{finding.id}: {finding.read}; {finding.means}" for finding in found]
+    if report.accepted is not None and report.accepted < required:
+        raise DurabilityError(
+            f"{store.url} guarantees durability {report.accepted}, and {required} was asked for:"
+            f" {' | '.join(lines)}. Mend that (outlast doctor says how), or ask for less with"
+            f" durability={report.accepted}"
+        )
+    return lines
+
+
+_TOLD = (Severity.WARNING, Severity.ERROR)

@@ -24,9 +24,9 @@ _TOO_FAST = 30e-6
 """Seconds: a disk that confirms a write faster than that has hardly written it."""
 
 
-def disk_findings(path: str, *, quick: bool) -> list[Finding]:
-    """SQ4 to SQ7, SQ9, SQ10 and SQ13."""
-    findings = [_file_system(path), *_mount_options(path), _device(path), _room(path)]
+def disk_findings(path: str, required: Durability, *, quick: bool) -> list[Finding]:
+    """SQ4 to SQ7, SQ9, SQ10 and SQ13, judged by what is required."""
+    findings = [_file_system(path, required), *_mount_options(path), _device(path), _room(path)]
     findings += _rights(path)
     findings += _holders(path)
     if not quick:
@@ -34,7 +34,7 @@ def disk_findings(path: str, *, quick: bool) -> list[Finding]:
     return findings
 
 
-def _file_system(path: str) -> Finding:
+def _file_system(path: str, required: Durability) -> Finding:
     kind = files.file_system(os.path.dirname(path)) or "unknown"
     read = f"{os.path.dirname(path)} is on {kind}"
     try:
@@ -53,7 +53,7 @@ def _file_system(path: str) -> Finding:
     gone = best < Durability.POWER
     return Finding(
         id="SQ4",
-        severity=ERROR if gone else WARNING,
+        severity=ERROR if best < required else NOTE if gone else WARNING,
         read=read,
         means=why,
         remedy="move the store to a disk" if gone else "mount a volume for it",

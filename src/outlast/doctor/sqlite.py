@@ -43,7 +43,9 @@ async def examine(
         return _unreached(path, wanted, error)
     try:
         workers = await store.workers()
-        findings = await asyncio.to_thread(_look, path, promised, workers, deep=deep, quick=quick)
+        findings = await asyncio.to_thread(
+            _look, path, promised, wanted, workers, deep=deep, quick=quick
+        )
         findings += await _waiting(store)
     except StoreError as error:
         return _unreached(path, wanted, error)
@@ -69,7 +71,13 @@ def _unreached(path: str, required: Durability, error: OutlastError) -> Report:
 
 
 def _look(
-    path: str, promised: Durability, workers: Sequence[WorkerInfo], *, deep: bool, quick: bool
+    path: str,
+    promised: Durability,
+    required: Durability,
+    workers: Sequence[WorkerInfo],
+    *,
+    deep: bool,
+    quick: bool,
 ) -> list[Finding]:
     """Everything that blocks, in a thread."""
     connection = schema.connect(path, promised)
@@ -79,7 +87,7 @@ def _look(
             _synchronous(connection),
             _journal(connection),
             *_libraries(workers),
-            *disk_findings(path, quick=quick),
+            *disk_findings(path, required, quick=quick),
             _log(connection, path),
             _options(connection),
             _kept_copy(connection, path),

@@ -19,7 +19,7 @@ from outlast.worker.reload import Files
 from outlast.worker.worker import Worker
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from outlast.execution import Runnable
     from outlast.store import Store
@@ -124,8 +124,10 @@ class _Child:
         store, marks = worker.store, worker.marks
         assert store is not None
         assert self._go is not None
+        warnings = await self._check(store)
         self._say(
             event="ready",
+            warnings=warnings,
             id=worker.id,
             pid=os.getpid(),
             store=store.url,
@@ -137,6 +139,15 @@ class _Child:
             lifeline=None if marks is None else marks.path,
         )
         await self._go
+
+    async def _check(self, store: Store) -> list[str]:
+        """What weakens the store; raises what forbids to work on it."""
+        module, _, name = self._options.check.partition(":")
+        if not module:
+            return []
+        check: Callable[[Store], Awaitable[Sequence[str]]]
+        check = getattr(importlib.import_module(module), name)
+        return list(await check(store))
 
     def _obey(self) -> None:
         """Read the supervisor's words until it is gone, which means stop. In a thread."""

@@ -25,6 +25,9 @@ class WorkerOptions(NamedTuple):
     """Where the app is: ``module:attribute``."""
     loader: str = "outlast.worker.child:load"
     """``module:function`` that makes of these options what a worker process runs."""
+    check: str = ""
+    """``module:function`` that is given the store once it is open: it answers with lines to be
+    logged, or refuses to go on by raising ``OutlastError``."""
     url: str | None = None
     """For the loader: stands for the app's own URL."""
     queues: tuple[str, ...] = ("default",)

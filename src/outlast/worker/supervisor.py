@@ -244,6 +244,8 @@ class _Supervisor:
             # A file that is gone by the time of the next start was not meant to be made anew.
             self._options = self._options._replace(create=False)
             self._announce(message)
+            for line in message["warnings"]:
+                log.warning("%s", line)
 
     def _ended(self, child: Child, code: int) -> None:
         self._children.discard(child)

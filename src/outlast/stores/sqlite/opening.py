@@ -21,6 +21,9 @@ __all__ = ["despite_a_full_disk", "prepare"]
 
 _log = logging.getLogger(__name__)
 
+_told: set[str] = set()
+"""Files of whose place this process has warned."""
+
 _KNOWN_BOOT = "SELECT value FROM meta WHERE name = 'boot'"
 _ALL_OVERDUE = "UPDATE jobs SET lease = -1.0 WHERE state = 3"
 _NEW_BOOT = "INSERT OR REPLACE INTO meta VALUES ('boot', ?)"
@@ -44,7 +47,9 @@ def prepare(
             f"{why or f'{path} is one file on one disk'}: that is durability {best}, and"
             f" {required} was asked for; use another place, or ?durability={best}"
         )
-    if why:
+    if why and path not in _told:
+        # Once: a worker opens its store several times.
+        _told.add(path)
         _log.warning("%s", why)
     if not is_there:
         files.make(path)
