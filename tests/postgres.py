@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import asyncpg
+import psutil
 
 __all__ = ["Server", "binaries", "empty", "remove", "shared"]
 
@@ -97,9 +98,14 @@ class Server:
         """At once, with all its processes, as a crash of the machine's memory would."""
         process, self.process = self.process, None
         if process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+            # Each of them leads a session of its own, so there is no group to send it to.
+            process.send_signal(signal.SIGSTOP)
+            mine = psutil.Process(process.pid).children(recursive=True)
+            for one in [*mine, process]:
+                with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
+                    one.kill()
             process.wait(60)
+            psutil.wait_procs(mine, timeout=60)
 
     def stop(self, how: signal.Signals = signal.SIGINT) -> None:
         """In order, by default without waiting for those who are connected."""

@@ -1,0 +1,334 @@
+"""What is special to the PostgreSQL store: lost connections, dead servers, plans, and passwords."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import re
+import sys
+from typing import TYPE_CHECKING, Any
+
+import asyncpg
+import pytest
+from tests.postgres import Server
+
+from outlast.errors import (
+    ConfigurationError,
+    DurabilityError,
+    EnqueueUncertain,
+    SchemaMismatch,
+    StoreUnavailable,
+)
+from outlast.job import Job, done
+from outlast.store import Durability
+from outlast.stores import connect
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+    from outlast.stores.postgres.store import PostgresStore
+
+pytestmark = pytest.mark.needs("servers")
+
+CANARY = "S3cr3t!pw"
+_numbers = itertools.count(1)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    """One that writes its log to the disk late, so that what nobody waited for is lost."""
+    made = Server(
+        wal_writer_delay="10s",
+        session_preload_libraries="auto_explain",
+        **{"auto_explain.log_min_duration": "0", "auto_explain.log_nested_statements": "on"},
+    )
+    made.start()
+    yield made
+    made.remove()
+
+
+def open_at(url: str, **more: Any) -> PostgresStore:
+    store: Any = connect(url, **more)
+    return store  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+async def store(server: Server) -> AsyncIterator[PostgresStore]:
+    made = open_at(server.url(schema=f"s{next(_numbers)}"))
+    await made.open()
+    yield made
+    await made.close()
+
+
+def jobs(count: int) -> list[Job]:
+    return [Job(id=f"j{next(_numbers)}") for _ in range(count)]
+
+
+async def ask(server: Server, text: str, *values: Any) -> Any:
+    connection = await asyncpg.connect(server.url())
+    try:
+        return await connection.fetchval(text, *values)
+    finally:
+        await connection.close()
+
+
+async def terminate_all(server: Server) -> None:
+    """All sessions of outlast, as an administrator would."""
+    await ask(
+        server,
+        "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity"
+        " WHERE application_name = 'outlast'",
+    )
+
+
+async def added(store: PostgresStore, job: Job) -> None:
+    """Add until it is there: what callers do while a server is away."""
+    async with asyncio.timeout(60):
+        while True:
+            try:
+                await store.add([job])
+                return
+            except (StoreUnavailable, EnqueueUncertain):
+                continue  # the store itself waits before it connects again
+
+
+async def claimed(store: PostgresStore, lease: float = 60.0) -> list[Any]:
+    async with asyncio.timeout(60):
+        while True:
+            try:
+                return list(await store.claim(["default"], [None], 1000, lease, "w"))
+            except StoreUnavailable:
+                continue
+
+
+async def test_sessions_that_are_ended_are_made_again(server: Server, store: PostgresStore) -> None:
+    [job] = jobs(1)
+    await store.add([job])
+    assert len(await claimed(store)) == 1
+    waits = asyncio.ensure_future(store.wait(["default"], 60))
+    await terminate_all(server)
+    await added(store, Job(id="after"))
+    async with asyncio.timeout(60):
+        await waits
+    assert [claim.job.id for claim in await claimed(store)] == ["after"]
+
+
+async def test_news_are_pushed_again_after_a_restart(server: Server, store: PostgresStore) -> None:
+    other = open_at(server.url(schema=store.schema))
+    await other.open()
+    try:
+        assert await claimed(store) == []
+        server.stop()
+        server.start()
+        await added(other, Job(id="first"))
+        assert [claim.job.id for claim in await claimed(store)] == ["first"]
+        async with asyncio.timeout(60):
+            while not store._running().bell.listens:
+                await claimed(store)
+        assert await claimed(store) == []
+        await store.wait(["default"], 0)
+        waits = asyncio.ensure_future(store.wait(["default"], 1e6))
+        await added(other, Job(id="second"))
+        async with asyncio.timeout(60):
+            await waits
+        assert [claim.job.id for claim in await claimed(store)] == ["second"]
+    finally:
+        await other.close()
+
+
+async def test_nothing_acknowledged_is_lost_when_the_server_is_killed(
+    server: Server, store: PostgresStore
+) -> None:
+    """Although role and database say that commits need not wait for the disk."""
+    await ask(server, "ALTER ROLE outlast SET synchronous_commit = off")
+    await ask(server, "ALTER DATABASE postgres SET synchronous_commit = off")
+    try:
+        acknowledged: set[str] = set()
+        settled: set[str] = set()
+
+        async def produce(name: str) -> None:
+            for n in range(1000):
+                await store.add([Job(id=f"{name}-{n}")])
+                acknowledged.add(f"{name}-{n}")
+
+        async def consume() -> None:
+            while True:
+                claims = await store.claim(["default"], [None], 5, 60.0, "w")
+                lost = await store.settle([done(claim, b"1") for claim in claims])
+                assert not lost
+                settled.update(claim.job.id for claim in claims)
+
+        work = [asyncio.ensure_future(produce(f"p{n}")) for n in range(5)]
+        work.append(asyncio.ensure_future(consume()))
+        async with asyncio.timeout(60):
+            while len(settled) < 50:
+                await asyncio.wait(work, timeout=0.01)
+        server.kill()
+        ends = await asyncio.gather(*work, return_exceptions=True)
+        assert all(isinstance(e, (StoreUnavailable, EnqueueUncertain)) for e in ends), ends
+        server.start()
+        found = await store.get(sorted(acknowledged))
+        kept = {job.id: job for job in found if job is not None}
+        assert set(kept) == acknowledged
+        assert {kept[id].result for id in settled} == {b"1"}
+    finally:
+        await ask(server, "ALTER ROLE outlast RESET synchronous_commit")
+        await ask(server, "ALTER DATABASE postgres RESET synchronous_commit")
+
+
+async def test_a_fence_grows_over_the_death_of_the_server(
+    server: Server, store: PostgresStore
+) -> None:
+    await store.add([Job(id="a")])
+    fences = []
+    for _ in range(3):
+        [claim] = await claimed(store, lease=0.0)
+        fences.append(claim.fence)
+        server.kill()
+        server.start()
+        async with asyncio.timeout(60):
+            # The claim itself may be lost with the server: then there is nothing to recover.
+            while (await store.depth("default")).ready == 0:
+                await store.recover(10)
+    assert fences == sorted(set(fences))
+
+
+async def test_a_server_that_promises_less_is_refused() -> None:
+    server = Server(fsync="off")
+    server.start()
+    try:
+        store = open_at(server.url())
+        with pytest.raises(DurabilityError, match="fsync"):
+            await store.open()
+        store = open_at(server.url(), durability=Durability.REPLICA)
+        with pytest.raises(DurabilityError, match="fsync"):
+            await store.open()
+        store = open_at(server.url(), durability=Durability.PROCESS)
+        await store.open()
+        assert store.durability is Durability.PROCESS
+        await store.close()
+    finally:
+        server.remove()
+
+
+async def test_no_replica_without_a_standby(server: Server) -> None:
+    store = open_at(server.url(), durability=Durability.REPLICA)
+    with pytest.raises(DurabilityError, match="synchronous_standby_names"):
+        await store.open()
+
+
+async def test_a_server_that_takes_no_writes_is_refused(server: Server) -> None:
+    await ask(server, "CREATE DATABASE still")
+    await ask(server, "ALTER DATABASE still SET default_transaction_read_only = on")
+    store = open_at(server.url("still"))
+    with pytest.raises(StoreUnavailable, match="replica"):
+        await store.open()
+
+
+async def test_a_missing_schema_is_not_made_unasked(server: Server) -> None:
+    store = open_at(server.url(schema="never"), create=False)
+    with pytest.raises(StoreUnavailable, match="create=True"):
+        await store.open()
+    assert not await ask(server, "SELECT to_regnamespace('never') IS NOT NULL")
+
+
+async def test_a_newer_schema_is_refused_unless_it_serves_us(
+    server: Server, store: PostgresStore
+) -> None:
+    meta = f"{store.schema}.meta"
+    url = server.url(schema=store.schema)
+    await ask(server, f"UPDATE {meta} SET version = 99")
+    other = open_at(url)
+    await other.open()
+    await other.close()
+    await ask(server, f"UPDATE {meta} SET serves = 99")
+    with pytest.raises(SchemaMismatch, match="newer"):
+        await open_at(url).open()
+
+
+async def test_passwords_are_in_no_message_and_no_log(
+    server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    for place in (f"127.0.0.1:{server.port}/nowhere", "127.0.0.1:1/x", "nowhere.invalid/x"):
+        store = open_at(f"postgresql://nobody:{CANARY.replace('!', '%21')}@{place}")
+        with pytest.raises(StoreUnavailable) as caught:
+            await store.open()
+        error: BaseException | None = caught.value
+        shown = f"{store!r} {store.url}"
+        while error is not None:
+            shown += f"{error} {error!r}"
+            error = error.__cause__ or error.__context__
+        assert "S3cr3t" not in shown + caplog.text
+        assert "postgresql://nobody:***@" in shown
+
+
+def test_the_driver_is_asked_for_by_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "asyncpg", None)
+    with pytest.raises(ConfigurationError, match=r"outlast\[postgres\]"):
+        connect("postgres://h/d")
+
+
+async def test_three_connections_a_worker_and_one_for_a_producer(
+    server: Server, store: PostgresStore
+) -> None:
+    count = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'outlast'"
+    await store.add(jobs(3))
+    assert await ask(server, count) == 1
+    await claimed(store)
+    assert await ask(server, count) == 2
+    side = open_at(server.url(schema=store.schema))
+    await side.open()
+    await side.recover(10)
+    await side.prune(10)
+    assert await ask(server, count) == 3
+    await side.close()
+
+
+FILL = """
+INSERT INTO {s}.ended (seq, id, line, state, payload, created_at, finished_at, gone_at)
+SELECT n, 'e' || n, 1, 4, 'x', 1, 1, 4e9 FROM generate_series(1, 60000) n;
+INSERT INTO {s}.jobs (seq, id, line, state, payload, created_at, due)
+SELECT n, 'd' || n, 1, 0, 'x', 1, 4e9 FROM generate_series(100000, 140000) n;
+INSERT INTO {s}.jobs (seq, id, line, state, payload, created_at)
+SELECT n, 'r' || n, 1 + n % 2, 1, 'x', 1 FROM generate_series(200000, 220000) n;
+INSERT INTO {s}.keys SELECT '', 'k' || n, 'e' || n, '', 4e9 FROM generate_series(1, 20000) n
+"""
+
+
+async def test_no_table_that_grows_is_read_from_end_to_end(
+    server: Server, store: PostgresStore
+) -> None:
+    """The plans as the server made them, for an empty table as for a full one."""
+    names: list[str | None] = [None, "t"]
+
+    async def everything(round: str) -> None:
+        await store.add([Job(id=f"{round}{n}") for n in range(50)])
+        await store.add([Job(id=f"{round}k{n}", key=f"{round}{n}", task="t") for n in range(50)])
+        await store.add([Job(id=f"{round}k0", key=f"{round}0", task="t")])
+        claims = list(await store.claim(["default"], names, 120, 60.0, "w"))
+        assert claims
+        assert not await store.renew(claims, 120.0)
+        assert not await store.settle([done(claim, b"1") for claim in claims])
+        for newest in (False, True):
+            claims = list(await store.claim(["default"], [None], 20, 60.0, "w", newest))
+            assert not await store.settle([done(claim) for claim in claims])
+        await store.recover(10)
+        await store.prune(10)
+        await store.get([f"{round}1"])
+        await store.cancel([f"{round}2"])
+        await store.depth("default")
+
+    (server.folder / "log").write_text("")
+    await everything("a")
+    connection = await asyncpg.connect(server.url())
+    await connection.execute(FILL.format(s=store.schema))
+    await connection.close()
+    begun = (server.folder / "log").stat().st_size
+    await everything("b")
+    plans = (server.folder / "log").read_text()
+    assert "Index Scan using jobs_ready on jobs" in plans[begun:]
+    table = re.compile(r"^.*Seq Scan on (jobs|ended|keys)\b.*$", re.MULTILINE)
+    found = [match[0] for match in table.finditer(plans)]
+    assert not found
