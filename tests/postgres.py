@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import asyncpg
-import psutil
 
 __all__ = ["Server", "binaries", "empty", "remove", "shared"]
 
@@ -100,12 +99,14 @@ class Server:
         if process is not None:
             # Each of them leads a session of its own, so there is no group to send it to.
             process.send_signal(signal.SIGSTOP)
-            mine = psutil.Process(process.pid).children(recursive=True)
-            for one in [*mine, process]:
-                with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
-                    one.kill()
+            mine = _children_of(process.pid)
+            for pid in [*mine, process.pid]:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
             process.wait(60)
-            psutil.wait_procs(mine, timeout=60)
+            deadline = time.monotonic() + 60
+            while any(_is_there(pid) for pid in mine):
+                assert time.monotonic() < deadline, "they do not die"
 
     def stop(self, how: signal.Signals = signal.SIGINT) -> None:
         """In order, by default without waiting for those who are connected."""
@@ -117,6 +118,22 @@ class Server:
     def remove(self) -> None:
         self.kill()
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _children_of(pid: int) -> list[int]:
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            if int(path.read_text().rpartition(")")[2].split()[1]) == pid:
+                found.append(int(path.parent.name))
+    return found
+
+
+def _is_there(pid: int) -> bool:
+    """Whether it lives: one that only waits to be counted among the dead holds nothing."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
 
 
 def _free_port() -> int:
