@@ -49,10 +49,14 @@ class Server:
 
     def kill(self) -> None:
         """At once, with all its processes."""
+        self.end(signal.SIGKILL)
+
+    def end(self, how: int) -> None:
+        """By this signal; and wait until it is over."""
         process, self.process = self.process, None
         if process is not None:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+                os.killpg(process.pid, how)
             process.wait(60)
 
     def remove(self) -> None:
@@ -68,6 +72,7 @@ class RedisServer(Server):
     def __init__(self, **settings: str) -> None:
         super().__init__()
         self.port = free_port()
+        self.configuration = ""
         self.settings = {
             "appendonly": "yes", "appendfsync": "everysec", "save": "", "bind": "127.0.0.1",
             "enable-debug-command": "local",
@@ -80,7 +85,7 @@ class RedisServer(Server):
         options = ["--port", str(self.port), "--dir", str(self.folder)]
         for name, value in self.settings.items():
             options += [f"--{name}", value]
-        return ["redis-server", *options]
+        return ["redis-server", *([self.configuration] if self.configuration else []), *options]
 
     def answers(self) -> bool:
         try:

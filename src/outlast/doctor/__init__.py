@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from outlast.doctor.report import Finding, Report, Severity
 from outlast.errors import DurabilityError, Unsupported
-from outlast.stores import redact
+from outlast.stores import connect, redact
 from outlast.stores.urls import parse
 
 if TYPE_CHECKING:
@@ -34,14 +34,23 @@ async def examine(
         from outlast.doctor.sqlite import examine as examine_sqlite
 
         return await examine_sqlite(address, required=required, deep=deep, quick=quick)
+    if address.scheme == "redis":
+        connect(url)  # says so if the driver is missing
+        from outlast.doctor.redis import examine as examine_redis
+
+        return await examine_redis(address, required=required, quick=quick)
     raise Unsupported(f"{redact(url)} is gone with its process: there is nothing to look at")
 
 
 async def look_over(store: Store) -> Sequence[str]:
     """The quick form for a store that a worker has just opened: what weakens it, a line each.
 
-    Raises ``DurabilityError`` if what is accepted there survives less than it was opened for.
+    Raises ``DurabilityError`` if what is accepted there survives less than it was opened for. A
+    store on a server finds that out with each connection; nothing more is asked of it here, where
+    its password isn't known.
     """
+    if not store.url.startswith("sqlite:"):
+        return []
     required = store.durability
     try:
         report = await examine(f"{store.url}?durability={required}", required=required, quick=True)

@@ -11,6 +11,7 @@ import apsw
 
 from outlast.doctor.disk import disk_findings
 from outlast.doctor.report import Finding, Report, Severity
+from outlast.doctor.waiting import waiting
 from outlast.errors import DurabilityError, OutlastError, StoreDamaged, StoreError
 from outlast.store import Durability
 from outlast.stores.sqlite import SqliteStore, files, schema
@@ -46,7 +47,7 @@ async def examine(
         findings = await asyncio.to_thread(
             _look, path, promised, wanted, workers, deep=deep, quick=quick
         )
-        findings += await _waiting(store)
+        findings += await waiting(store)
     except StoreError as error:
         return _unreached(path, wanted, error)
     except apsw.Error as error:
@@ -253,37 +254,3 @@ def _contents(connection: apsw.Connection, path: str, *, deep: bool) -> Finding:
 def _quick_check(connection: apsw.Connection) -> list[str]:
     found = [str(row[0]) for row in connection.execute("PRAGMA quick_check(5)")]
     return [] if found == ["ok"] else found
-
-
-async def _waiting(store: SqliteStore) -> list[Finding]:
-    """What stands in the store and will not move by itself."""
-    lines, workers = await store.lines(), await store.workers()
-    served = {(queue, task) for info in workers for queue in info.queues for task in info.tasks}
-    dead = sum(line.depth.dead for line in lines)
-    findings = []
-    if dead:
-        findings.append(
-            Finding(
-                id="JOBS1",
-                severity=WARNING,
-                read=f"{dead} dead jobs",
-                means="they failed for good and wait for somebody",
-                remedy="outlast jobs --state dead, then outlast retry or outlast purge",
-            )
-        )
-    lost = [
-        f"{line.depth.queued} of {line.task} in {line.queue}"
-        for line in lines
-        if workers and line.task and line.depth.queued and (line.queue, line.task) not in served
-    ]
-    if lost:
-        findings.append(
-            Finding(
-                id="JOBS2",
-                severity=WARNING,
-                read="no worker that is known runs " + ", ".join(lost[:5]),
-                means="they stay queued until a worker knows the task and serves the queue",
-                remedy="start a worker with the code, or with -q QUEUE",
-            )
-        )
-    return findings

@@ -105,14 +105,19 @@ async def examine(connection: AbstractConnection, shown: str, required: Durabili
 async def prepare(
     connection: AbstractConnection, shown: str, prefix: str, run: str, *, create: bool
 ) -> None:
-    """See that the namespace is there and ours. Raises ``SchemaMismatch``, ``StoreUnavailable``."""
+    """See that the namespace is there and ours. Raises ``SchemaMismatch``, ``StoreUnavailable``.
+
+    Without ``create`` nothing is made, and a server on which there is no namespace at all refused.
+    """
     key = prefix + "m"
     found: Any = await ask(connection, "HGET", key, "schema")
     if found is None:
         if not create:
+            if await _is_used(connection):
+                return
             raise StoreUnavailable(
-                f"there is no store at {shown} under the keys {prefix}*; check the URL and the"
-                " namespace, or allow creating it (--create, or create=True)"
+                f"there is no store at {shown}; check the URL, or allow creating it (--create, or"
+                " create=True)"
             )
         await ask(connection, "HSETNX", key, "run", run)
         await ask(connection, "HSETNX", key, "schema", SCHEMA)
@@ -120,6 +125,13 @@ async def prepare(
         raise SchemaMismatch(
             f"{shown} has schema {int(found)} under the keys {prefix}*; this version knows {SCHEMA}"
         )
+
+
+async def _is_used(connection: AbstractConnection) -> bool:
+    try:
+        return bool(await ask(connection, "EXISTS", "outlast:namespaces"))
+    except ResponseError:
+        return True  # another node of the cluster has that key
 
 
 async def load(connection: AbstractConnection) -> None:

@@ -1,0 +1,268 @@
+"""The examination of a Redis or Valkey server: checks RD1 to RD9, and what waits in it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from redis.exceptions import RedisError, ResponseError
+
+from outlast.doctor.report import Finding, Report, Severity
+from outlast.doctor.waiting import waiting
+from outlast.errors import OutlastError, StoreUnavailable
+from outlast.store import Durability
+from outlast.stores import connect
+from outlast.stores.redis.address import ask, dial, read
+from outlast.stores.redis.faults import mapped
+from outlast.stores.redis.opening import facts_of, promise_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from redis.asyncio.connection import AbstractConnection
+
+    from outlast.store import Ledger
+    from outlast.stores.urls import Address
+
+__all__ = ["examine", "findings_of"]
+
+OK, NOTE, WARNING, ERROR = Severity
+_MORE = ("save", "dir", "maxmemory", "min-replicas-to-write", "requirepass", "protected-mode")
+_KEPT = ("appendonly", "appendfsync", "maxmemory-policy", "no-appendfsync-on-rewrite")
+_FIXED = {(6, 2): 20, (7, 2): 11, (7, 4): 6, (8, 0): 4, (8, 2): 2}
+"""Of each series the first version without the hole in Lua that lets a user run any code."""
+
+
+async def examine(address: Address, *, required: Durability | None, quick: bool) -> Report:
+    """See :func:`outlast.doctor.examine`."""
+    promised = Durability.POWER if address.durability is None else address.durability
+    wanted = promised if required is None else required
+    place = read(address.path)
+    try:
+        connection = await dial(place)
+        try:
+            facts = await facts_of(connection)
+            for name in _MORE:
+                facts.update(await _setting(connection, name))
+            facts["whoami"] = await _who(connection)
+        finally:
+            await connection.disconnect()
+        findings = findings_of(facts)
+        if not quick:
+            findings += await _waiting(address.path)
+    except (RedisError, OSError, OutlastError) as error:
+        ours = error if isinstance(error, OutlastError) else mapped(error, place.shown)
+        finding = Finding(
+            id="RD0", severity=ERROR, read=str(ours), means="the store can't be used as it is",
+            remedy="mend that first, and look again",
+        )  # fmt: skip
+        return Report(url=place.shown, required=wanted, findings=(finding,), reached=False)
+    return Report(url=place.shown, required=wanted, findings=tuple(findings))
+
+
+async def _setting(connection: AbstractConnection, name: str) -> dict[str, str]:
+    try:
+        found = await ask(connection, "CONFIG", "GET", name)
+    except ResponseError:
+        return {}
+    return {name: str(found[1], errors="replace")} if found else {}
+
+
+async def _who(connection: AbstractConnection) -> str:
+    try:
+        return str(await ask(connection, "ACL", "WHOAMI"), errors="replace")
+    except ResponseError:
+        return ""
+
+
+def findings_of(facts: Mapping[str, str]) -> list[Finding]:
+    """What the lines of INFO and the settings of a server mean."""
+    return [
+        _file(facts),
+        _sync(facts),
+        _waits(facts),
+        _eviction(facts),
+        _replicas(facts),
+        _run(facts),
+        *_security(facts),
+        _speed(facts),
+        _kept_settings(facts),
+    ]
+
+
+def _file(facts: Mapping[str, str]) -> Finding:
+    on = facts.get("aof_enabled") == "1"
+    names = ("aof_last_write_status", "aof_last_bgrewrite_status", "rdb_last_bgsave_status")
+    failed = [f"{name} {facts[name]}" for name in names if facts.get(name, "ok") != "ok"]
+    shown = f"append-only file {'on' if on else 'off'}, snapshots {facts.get('save') or 'off'}"
+    if not on:
+        return Finding(
+            id="RD1", severity=ERROR, read=shown, durability=Durability.MEMORY,
+            means="what came after the last snapshot dies with the server",
+            remedy="CONFIG SET appendonly yes, and CONFIG REWRITE",
+        )  # fmt: skip
+    if failed:
+        return Finding(
+            id="RD1", severity=ERROR, read=f"{shown}; {', '.join(failed)}",
+            durability=Durability.MEMORY, means="the server could not write to its disk",
+            remedy="look at the server's log and at the room on its disk",
+        )  # fmt: skip
+    return Finding(id="RD1", severity=OK, read=shown)
+
+
+def _sync(facts: Mapping[str, str]) -> Finding:
+    found, why = promise_of(facts)
+    fsync = facts.get("appendfsync", "can't be read")
+    if found >= Durability.POWER:
+        return Finding(id="RD2", severity=OK, read=f"appendfsync {fsync}", durability=found)
+    loss = "up to two seconds" if fsync == "everysec" else "up to half a minute"
+    return Finding(
+        id="RD2", severity=WARNING, read=f"appendfsync {fsync}", durability=found,
+        means=f"a power cut loses what was acknowledged last: {loss} of it", remedy=why,
+    )  # fmt: skip
+
+
+def _waits(facts: Mapping[str, str]) -> Finding:
+    number = _version(facts)
+    has = number >= (7, 2) or "valkey_version" in facts
+    return Finding(
+        id="RD3", severity=OK if facts.get("appendfsync") == "always" else NOTE,
+        read="WAITAOF is there" if has else "no WAITAOF before Redis 7.2",
+        means="this version of outlast doesn't use it: power needs appendfsync always",
+    )  # fmt: skip
+
+
+def _eviction(facts: Mapping[str, str]) -> Finding:
+    policy = facts.get("maxmemory-policy", "")
+    used, limit = int(facts.get("used_memory", 0)), int(facts.get("maxmemory", 0))
+    evicted = int(facts.get("evicted_keys", 0))
+    shown = f"maxmemory-policy {policy}, {used >> 20} MiB used" + (
+        f" of {limit >> 20} MiB" if limit else ", no maxmemory"
+    )
+    if policy.startswith("allkeys-"):
+        return Finding(
+            id="RD4", severity=ERROR, read=shown, durability=Durability.MEMORY,
+            means="the server deletes jobs when its memory is full",
+            remedy="CONFIG SET maxmemory-policy noeviction, and CONFIG REWRITE",
+        )  # fmt: skip
+    if evicted:
+        return Finding(
+            id="RD4", severity=WARNING, read=f"{shown}; {evicted} keys were evicted",
+            means="the server has deleted keys of somebody",
+            remedy="give the jobs a server of their own",
+        )  # fmt: skip
+    if limit and used > 0.8 * limit:
+        return Finding(
+            id="RD4", severity=WARNING, read=shown, means="soon nothing more can be accepted",
+            remedy="raise maxmemory, or keep finished jobs for less long",
+        )  # fmt: skip
+    return Finding(id="RD4", severity=OK, read=shown)
+
+
+def _replicas(facts: Mapping[str, str]) -> Finding:
+    role, many = facts.get("role", "?"), int(facts.get("connected_slaves", 0))
+    if role == "slave":
+        return Finding(
+            id="RD5", severity=ERROR, read="this is a replica", durability=Durability.MEMORY,
+            means="it takes no writes", remedy="name the master in the URL",
+        )  # fmt: skip
+    if many:
+        return Finding(
+            id="RD5", severity=NOTE, read=f"{role} with {many} replicas",
+            means="they are copied to later: a failover may lose what was acknowledged last",
+            remedy="after a failover, compare what your program remembers with what is stored",
+        )  # fmt: skip
+    return Finding(id="RD5", severity=OK, read=f"{role}, no replicas")
+
+
+def _run(facts: Mapping[str, str]) -> Finding:
+    hours = int(facts.get("uptime_in_seconds", 0)) / 3600
+    run = facts.get("run_id", "")[:12]
+    return Finding(id="RD6", severity=OK, read=f"run {run}, up for {hours:.1f} hours")
+
+
+def _security(facts: Mapping[str, str]) -> list[Finding]:
+    name = facts.get("valkey_version") or facts.get("redis_version", "?")
+    shown = f"{facts.get('redis_mode', 'standalone')}, version {name}, as {facts.get('whoami')}"
+    found = []
+    if facts.get("whoami") == "default" and facts.get("requirepass") == "":
+        found.append(
+            Finding(
+                id="RD7",
+                severity=WARNING,
+                read=f"{shown}, without a password",
+                means="whoever reaches the port can read, forge and delete jobs",
+                remedy="CONFIG SET requirepass, or a user of its own (ACL)",
+            )
+        )
+    number = _version(facts)
+    fixed = _FIXED.get(number[:2])
+    if "valkey_version" not in facts and (
+        number[:2] == (7, 0) or (fixed is not None and number[2] < fixed)
+    ):
+        found.append(
+            Finding(
+                id="RD7",
+                severity=NOTE,
+                read=f"Redis {name}",
+                means="in this version CVE-2025-49844 (Lua) is only mended by a distribution",
+                remedy="take a newer version, or see that the package was mended",
+            )
+        )
+    return found or [Finding(id="RD7", severity=OK, read=shown)]
+
+
+def _speed(facts: Mapping[str, str]) -> Finding:
+    late = int(facts.get("aof_delayed_fsync", 0))
+    fork = int(facts.get("latest_fork_usec", 0)) / 1e6
+    shown = f"{late} delayed syncs, {fork:.3f} s for the last fork"
+    if late or fork > 1.0:
+        return Finding(
+            id="RD8", severity=WARNING, read=shown,
+            means="the disk, or the memory, is too slow for this server",
+            remedy="look at LATENCY DOCTOR; keep the file on a disk of its own",
+        )  # fmt: skip
+    return Finding(id="RD8", severity=OK, read=shown)
+
+
+def _kept_settings(facts: Mapping[str, str]) -> Finding:
+    path = facts.get("config_file", "")
+    if not path:
+        return Finding(
+            id="RD9", severity=NOTE, read="the server was started without a configuration file",
+            means="what was set by CONFIG SET is gone after a restart",
+            remedy="give the settings where the server is started",
+        )  # fmt: skip
+    try:
+        lines = Path(path).read_text().splitlines()
+    except OSError:
+        return Finding(id="RD9", severity=NOTE, read=f"{path} can't be read from here")
+    words = [line.split() for line in lines]
+    written = {each[0]: each[1].strip("\"'") for each in words if len(each) == 2}
+    other = [f"{n} {written.get(n)}" for n in _KEPT if written.get(n, facts.get(n)) != facts.get(n)]
+    if other:
+        return Finding(
+            id="RD9", severity=WARNING, read=f"{path} says {', '.join(other)}",
+            means="the running server has other settings, which a restart takes away",
+            remedy="CONFIG REWRITE",
+        )  # fmt: skip
+    return Finding(id="RD9", severity=OK, read=f"{path} says the same")
+
+
+def _version(facts: Mapping[str, str]) -> tuple[int, int, int]:
+    parts = [int(part) for part in facts.get("redis_version", "0").split(".") if part.isdecimal()]
+    parts += [0, 0, 0]
+    return parts[0], parts[1], parts[2]
+
+
+async def _waiting(url: str) -> list[Finding]:
+    """In the default namespace."""
+    store = connect(url, durability=Durability.MEMORY, create=False)
+    try:
+        await store.open()
+    except StoreUnavailable as error:
+        return [Finding(id="RD0", severity=NOTE, read=str(error))]
+    try:
+        return await waiting(cast("Ledger", store))
+    finally:
+        await store.close()

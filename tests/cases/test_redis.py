@@ -1,0 +1,137 @@
+"""The cases that were seen on Redis, and those of all stores, on a Redis server of their own."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.cases.rig import Rig, scaled
+from tests.cases.test_c09_stop_signal import test_c09 as test_c09
+from tests.cases.test_c38_repeats import (
+    test_c38_again_while_remembered as test_c38_again_while_remembered,
+)
+from tests.cases.test_c38_repeats import test_c38_fifty_at_once as test_c38_fifty_at_once
+from tests.cases.test_c40_lanes import test_c40 as test_c40
+from tests.cases.test_c42_cancelled import test_c42_claimed_ahead as test_c42_claimed_ahead
+from tests.cases.test_c42_cancelled import test_c42_delayed as test_c42_delayed
+from tests.proof.patience import linger
+from tests.servers import RedisServer
+
+from outlast.job import Status
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytestmark = pytest.mark.needs("redis")
+
+
+@pytest.fixture
+def server() -> Iterator[RedisServer]:
+    server = RedisServer(appendfsync="always")
+    server.start()
+    yield server
+    server.remove()
+
+
+@pytest.fixture
+def rig(tmp_path: Path, server: RedisServer) -> Iterator[Rig]:
+    made = Rig(tmp_path, server.url())
+    yield made
+    made.close()
+
+
+def test_c03(rig: Rig) -> None:
+    """C03: what was handed to a worker that then dies is never read again."""
+    ids = rig.enqueue(*[("nap", scaled(3.0, 0.3)) for _ in range(10)])
+    first = rig.start("-c", "1")
+    rig.until_started(ids[0])
+    rig.kill(first)
+    rig.start("-c", "1")
+    rig.until_ended(ids, 90.0)
+    assert rig.ends(ids) == [1] * 10
+    assert sorted(rig.starts(ids)) == [1] * 9 + [2]
+    depth = rig.run(lambda app: app.store.depth("default"))
+    assert (depth.running, depth.done) == (0, 10)
+
+
+def test_c05(rig: Rig) -> None:
+    """C05: the lease is shorter than the task, so it is handed out again while it runs."""
+    lease = scaled(5.0, 1.0)
+    for _ in range(3):
+        rig.start("-c", "10", "--lease", f"{lease:g}")
+    ids = [rig.enqueue(("nap", 6 * lease), key=f"k{n}")[0] for n in range(20)]
+    rig.until_ended(ids, 120.0)
+    assert rig.starts(ids) == [1] * 20
+    assert rig.ends(ids) == [1] * 20
+
+
+def test_c15(rig: Rig) -> None:
+    """C15: tasks that are due much later fill the worker, or hide those that are due now."""
+    many = scaled(100_000, 10_000)
+    for _ in range(many // 1000):
+        rig.enqueue(*[("instant", n) for n in range(1000)], delay=30 * 86400)
+    rig.start("-c", "2")
+    rig.until_up()
+    ids = rig.enqueue(*[("instant", n) for n in range(10)])
+    rig.until_ended(ids, 60.0)
+    assert rig.starts(ids) == [1] * 10
+    assert rig.run(lambda app: app.store.depth("default")).delayed == many
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_c22(rig: Rig, server: RedisServer, how: int) -> None:
+    """C22: after a restart of Redis the worker takes no more tasks, or exits."""
+    (running,) = rig.enqueue(("until", str(rig.folder / "go")))
+    busy = rig.start("-c", "2")
+    rig.until_started(running)
+    idle = rig.start("-c", "2")
+    rig.until_up()
+    pids = [*rig.members(busy), *rig.members(idle)]
+    for _ in range(scaled(10, 2)):
+        server.end(how)
+        linger(scaled(20.0, 1.5))
+        server.start()
+        ids = rig.enqueue(*[("instant", n) for n in range(10)])
+        rig.until_ended(ids, 60.0)
+        assert rig.ends(ids) == [1] * 10
+    (rig.folder / "go").touch()
+    rig.until_ended([running], 60.0)
+    assert (rig.starts([running]), rig.ends([running])) == ([1], [1])
+    assert [*rig.members(busy), *rig.members(idle)] == pids
+
+
+def test_workers_and_the_server_are_killed(rig: Rig, server: RedisServer) -> None:
+    """Whatever dies in whichever order: what was acknowledged ends."""
+    acknowledged: list[str] = []
+    over = threading.Event()
+
+    def produce() -> None:
+        while not over.is_set():
+            try:
+                acknowledged.extend(rig.enqueue(*[("instant", n) for n in range(5)]))
+            except Exception:
+                continue
+
+    producer = threading.Thread(target=produce)
+    producer.start()
+    try:
+        for n in range(scaled(30, 3)):
+            worker = rig.start("-c", "4")
+            rig.until_up()
+            have = len(acknowledged)
+            while len(acknowledged) < have + 20:
+                linger(0.01)
+            if n % 2:
+                server.end(signal.SIGKILL)
+                server.start()
+            rig.kill(worker)
+    finally:
+        over.set()
+        producer.join()
+    rig.start("-c", "4")
+    rig.until_ended(acknowledged, 120.0)
+    assert rig.statuses(acknowledged) == {Status.DONE: len(acknowledged)}
+    assert len(acknowledged) == len(set(acknowledged))

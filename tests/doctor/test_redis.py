@@ -1,0 +1,107 @@
+"""Each check of the doctor on Redis, on a sound server and on one that lacks just that."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.servers import RedisServer
+
+from outlast.chance import SystemChance
+from outlast.doctor import Severity, examine
+from outlast.doctor.redis import findings_of
+from outlast.job import Job
+from outlast.store import Durability
+from outlast.stores import connect
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SOUND = {
+    "redis_version": "8.4.0",
+    "role": "master",
+    "connected_slaves": "0",
+    "aof_enabled": "1",
+    "aof_last_write_status": "ok",
+    "appendfsync": "always",
+    "no-appendfsync-on-rewrite": "no",
+    "maxmemory-policy": "noeviction",
+    "used_memory": "1000000",
+    "run_id": "abc",
+    "whoami": "jobs",
+    "requirepass": "x",
+    "config_file": "",
+}
+OK, NOTE, WARNING, ERROR = Severity
+
+
+def test_a_sound_server() -> None:
+    findings = findings_of(SOUND)
+    assert {finding.id for finding in findings} == {f"RD{n}" for n in range(1, 10)}
+    assert {f.id for f in findings if f.severity is not OK} == {"RD9"}
+    assert [f.durability for f in findings if f.durability is not None] == [Durability.POWER]
+
+
+@pytest.mark.parametrize(
+    ("id", "lack", "severity", "read"),
+    [
+        ("RD1", {"aof_enabled": "0"}, ERROR, "off"),
+        ("RD1", {"aof_last_write_status": "err"}, ERROR, "aof_last_write_status err"),
+        ("RD2", {"appendfsync": "everysec"}, WARNING, "everysec"),
+        ("RD2", {"no-appendfsync-on-rewrite": "yes"}, WARNING, "always"),
+        ("RD4", {"maxmemory-policy": "allkeys-lru"}, ERROR, "allkeys-lru"),
+        ("RD4", {"evicted_keys": "5"}, WARNING, "5 keys"),
+        ("RD4", {"maxmemory": "1100000"}, WARNING, "maxmemory"),
+        ("RD5", {"role": "slave"}, ERROR, "replica"),
+        ("RD5", {"connected_slaves": "2"}, NOTE, "2 replicas"),
+        ("RD7", {"whoami": "default", "requirepass": ""}, WARNING, "without a password"),
+        ("RD7", {"redis_version": "8.2.1"}, NOTE, "8.2.1"),
+        ("RD8", {"aof_delayed_fsync": "3"}, WARNING, "3 delayed"),
+        ("RD9", {"config_file": "/nowhere/redis.conf"}, NOTE, "can't be read"),
+    ],
+)
+def test_what_is_lacking(id: str, lack: dict[str, str], severity: Severity, read: str) -> None:
+    found = [f for f in findings_of(SOUND | lack) if f.id == id and f.severity is severity]
+    assert len(found) == 1
+    assert read in found[0].read
+
+
+@pytest.fixture
+def server() -> Iterator[RedisServer]:
+    server = RedisServer(appendfsync="always")
+    server.start()
+    yield server
+    server.remove()
+
+
+@pytest.mark.needs("redis")
+async def test_a_server(server: RedisServer) -> None:
+    store = connect(server.url())
+    await store.open()
+    await store.add([Job(id=SystemChance().uuid7(), task="t")])
+    await store.close()
+    size = server.say("DBSIZE")
+    report = await examine(server.url())
+    assert (report.accepted, report.exit_code) == (Durability.POWER, 0)
+    server.say("CONFIG", "SET", "appendfsync", "everysec")
+    report = await examine(server.url())
+    assert (report.accepted, report.exit_code) == (Durability.PROCESS, 1)
+    assert (await examine(server.url(), required=Durability.PROCESS)).exit_code == 0
+    assert server.say("DBSIZE") == size
+    server.kill()
+    report = await examine(server.url())
+    assert (report.accepted, report.exit_code, report.reached) == (None, 3, False)
+
+
+@pytest.mark.needs("redis")
+async def test_settings_that_a_restart_takes_away(server: RedisServer) -> None:
+    server.kill()
+    path = server.folder / "redis.conf"
+    path.write_text("appendonly yes\nappendfsync always\n")
+    server.configuration = str(path)
+    server.start()
+    [before] = [f for f in (await examine(server.url())).findings if f.id == "RD9"]
+    assert before.severity is OK
+    server.say("CONFIG", "SET", "appendfsync", "everysec")
+    [after] = [f for f in (await examine(server.url())).findings if f.id == "RD9"]
+    assert (after.severity, after.remedy) == (WARNING, "CONFIG REWRITE")
