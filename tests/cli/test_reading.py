@@ -7,6 +7,7 @@ import re
 import time
 from typing import TYPE_CHECKING, Any
 
+import apsw
 import pytest
 
 from outlast.clock import SystemClock
@@ -251,3 +252,23 @@ def test_numbers_and_depths_that_json_cannot_hold_are_shown_as_bytes(shop: Shop)
         view = json.loads(shop.ok("show", id, "--json", "--url", shop.url))
         assert "arguments_base64" in view
         assert shop.ok("show", id, "--url", shop.url)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "created_at = 9e999", "created_at = -9e999", "created_at = -1e300", "created_at = 1e300",
+        "started_at = 9e999, finished_at = -9e999, state = 4", "due = 9e998, state = 0",
+        "payload = zeroblob(3000000)", "priority = 1 << 62", "failure = 'x'", "opts = '[['",
+    ],
+)  # fmt: skip
+def test_a_row_that_somebody_wrote_into_hides_no_other(shop: Shop, change: str) -> None:
+    shop.add(Job(id="good", task="t"), Job(id="bad", task="t"))
+    connection = apsw.Connection(str(shop.folder / "shop.db"))
+    connection.execute(f"UPDATE jobs SET {change} WHERE id = 'bad'")
+    connection.close()
+    found = json.loads(shop.ok("jobs", "--json", "--url", shop.url))["jobs"]
+    assert {each["id"] for each in found} == {"good", "bad"}
+    assert "good" in shop.ok("jobs", "--url", shop.url)
+    assert "bad" in shop.ok("show", "bad", "--url", shop.url)
+    assert "default" in shop.ok("status", "--url", shop.url)

@@ -195,6 +195,19 @@ def test_redact(text: str, shown: str) -> None:
     assert has_password(text) is (text != shown)
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["A" * 2_000_000, "a://b:" * 300_000, "a://" * 400_000 + "@", "a://u:" + "p@" * 900_000 + "h"],
+    ids=["letters", "URLs", "schemes", "at signs"],
+)
+def test_a_megabyte_that_somebody_stored_holds_nobody_up(text: str) -> None:
+    """It would take an hour if each character were compared with all that follow."""
+    shown = redact(text)
+    assert passwords(text) == [] or has_password(text)
+    assert shown == redact(shown)
+    assert len(shown) <= len(text)
+
+
 def test_the_spellings_of_a_password() -> None:
     found = passwords(f"a://u:{CODED}@h")
     assert CANARY in found

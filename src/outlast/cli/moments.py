@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from datetime import UTC, datetime
 
@@ -23,6 +24,8 @@ def age(text: str) -> float:
 
 def span(seconds: float) -> str:
     """A duration in two units at most: ``4s``, ``3m12s``, ``2d4h``."""
+    if not math.isfinite(seconds):
+        return "no time" if seconds != math.inf else "ages"  # somebody wrote into the file
     whole = max(0, int(seconds))
     parts: list[str] = []
     for unit in ("d", "h", "m", "s"):

@@ -15,8 +15,9 @@ MASK = "***"
 SHORTEST = 6
 """A bare word shorter than this isn't searched for: it would black out half of every page."""
 
-# Up to the last @ of the word: a password may hold / and @ unencoded.
-_USERINFO = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*://[^\s'\"<>/?#:@]*):([^\s'\"<>]*)@")
+_WORD = re.compile(r"[^\s'\"<>]+")
+_SCHEME_ENDS = re.compile(r"[a-zA-Z0-9+.-]://")
+_USER = re.compile(r"[^/?#:@]*")
 _PARAMETER = re.compile(
     r"([?&;\s](?:ssl)?(?:password|passwd|pwd|passfile|secret|token|api_?key)=)([^&\s'\"<>#;]+)",
     re.IGNORECASE,
@@ -27,8 +28,28 @@ def redact(text: str, secrets: Iterable[str] = ()) -> str:
     """The text without the passwords of the URLs in it, and without these secrets."""
     for secret in secrets:
         text = text.replace(secret, MASK)
-    text = _USERINFO.sub(rf"\1:{MASK}@", text)
+    if "://" in text:
+        text = _WORD.sub(_without_password, text)
     return _PARAMETER.sub(rf"\1{MASK}", text)
+
+
+def _without_password(word: re.Match[str]) -> str:
+    at = _password_at(word[0])
+    return word[0] if at is None else word[0][: at[0]] + MASK + word[0][at[1] :]
+
+
+def _password_at(word: str) -> tuple[int, int] | None:
+    """Where the password of a URL stands in a word without spaces, if there is one.
+
+    It goes up to the last @, since it may hold / and @ unencoded. Whatever the word holds, each
+    character is looked at a few times at most: it may be a megabyte of what a stranger stored.
+    """
+    end = word.rfind("@")
+    for scheme in _SCHEME_ENDS.finditer(word, 0, max(0, end)):
+        user = _USER.match(word, scheme.end())
+        if user is not None and user.end() < end and word[user.end()] == ":":
+            return user.end() + 1, end
+    return None
 
 
 def has_password(text: str) -> bool:
@@ -43,7 +64,8 @@ def passwords(url: str) -> list[str]:
     very short hides nothing, and masking it everywhere would make the output useless: it is only
     masked inside URLs.
     """
-    found = [match[2] for match in _USERINFO.finditer(url)]
+    words = [match[0] for match in _WORD.finditer(url)]
+    found = [word[at[0] : at[1]] for word in words if (at := _password_at(word)) is not None]
     found += [match[2] for match in _PARAMETER.finditer(url)]
     plain = redact(url)
     spellings: set[str] = set()
