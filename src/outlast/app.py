@@ -464,7 +464,8 @@ def _class(durability: object) -> Durability | None:
     if durability is None or isinstance(durability, Durability):
         return durability
     raise ConfigurationError(
-        f"durability={durability!r}: use one of {', '.join(map(repr, Durability))}"
+        f"durability={durability!r}: use one of"
+        f" {', '.join(f'Durability.{name}' for name in Durability.__members__)}"
     )
 
 

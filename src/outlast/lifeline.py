@@ -95,13 +95,13 @@ class Lifeline:
         """Create and lock the file: from here on this worker counts as alive.
 
         Raises ``ConfigurationError`` if the id is in use or was, ``StoreFull`` if there is no room,
-        and ``OSError``.
+        and ``StoreUnavailable`` if it can't be made for another reason.
         """
         try:
             self._make()
         except OSError as error:
             if error.errno not in _NO_SPACE:
-                raise
+                raise self._refused(error) from error
             self._make_in_place_of_the_ballast()
         if hasattr(os, "register_at_fork"):
             # A forked child shares the lock, and would keep us alive beyond our death.
@@ -136,10 +136,18 @@ class Lifeline:
             self._make()
         except OSError as error:
             if error.errno not in (*_NO_SPACE, errno.ENOENT):
-                raise
+                raise self._refused(error) from error
             raise StoreFull(
                 f"the disk has no room left for a worker's life sign in {folder}; free a few MiB"
             ) from error
+
+    def _refused(self, error: OSError) -> Exception:
+        from outlast.errors import StoreUnavailable
+
+        return StoreUnavailable(
+            f"can't make a worker's life sign {self.path}: {error.strerror}; outlast needs a folder"
+            " in which it can write"
+        )
 
     def mark_started(self, id: str, alone: bool) -> None:
         """Say that a job's function is about to be entered."""

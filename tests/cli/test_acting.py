@@ -236,6 +236,14 @@ def test_pause_holds_a_queue_until_resume(store: Shop) -> None:
     assert drain(store, "default", "q") == ["one", "three"]
 
 
+@pytest.mark.parametrize("queue", ["", "a b", "\udcff"])
+def test_what_no_queue_is_called_is_not_paused(store: Shop, queue: str) -> None:
+    store.add(Job(id="one", task="t"))
+    result = store.run("pause", queue, "--force")
+    assert result.exit_code == 2
+    assert "use 1 to 128 of the letters" in result.stderr
+
+
 @pytest.mark.parametrize("command", ["pause", "resume"])
 def test_pausing_a_mistyped_queue_is_refused(store: Shop, command: str) -> None:
     store.add(Job(id="one", task="t"))

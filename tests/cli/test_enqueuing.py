@@ -90,3 +90,9 @@ def test_another_store_than_the_apps_own(shop: Shop) -> None:
     shop.ok("enqueue", "shop:sum", "--url", "sqlite:///other.db", "--create")
     assert (shop.folder / "other.db").exists()
     assert not (shop.folder / "shop.db").exists()
+
+
+def test_arguments_without_a_bottom_are_refused(shop: Shop) -> None:
+    result = shop.run("enqueue", "shop:send_receipt", "[" * 100_000)
+    assert result.exit_code == 2
+    assert "nested too deep" in result.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -373,13 +374,13 @@ def test_without_a_life_sign_nothing_is_claimed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(_: object) -> None:
-        raise PermissionError("read-only folder")
+        raise PermissionError(errno.EACCES, "read-only folder")
 
     made = Queues("file-group", tmp_path)
     queue: Any = made.queue()
     queue.put_nowait(1)
     with monkeypatch.context() as patch:
-        patch.setattr("outlast.lifeline.Lifeline.hold", fails)
+        patch.setattr("outlast.lifeline.Lifeline._make", fails)
         with pytest.raises(StoreUnavailable, match="read-only folder"):
             queue.get_nowait()
     assert queue.get_nowait() == 1

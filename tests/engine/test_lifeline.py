@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from outlast import ConfigurationError, lifeline
+from outlast import ConfigurationError, StoreUnavailable, lifeline
 from outlast.job import Death
 from outlast.lifeline import Lifeline, SupervisorLock, adopt, dead, forget, write_cause
 
@@ -344,3 +344,9 @@ def test_those_who_tidy_up_never_keep_a_worker_from_its_start(tmp_path: Path) ->
         ended.set()
         for thread in tidying:
             thread.join()
+
+
+def test_a_folder_that_is_no_folder_is_said(tmp_path: Path) -> None:
+    line = Lifeline(tmp_path / "gone", "w")
+    with pytest.raises(StoreUnavailable, match=r"can't make a worker's life sign .*: No such"):
+        line.hold()

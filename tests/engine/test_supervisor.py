@@ -98,6 +98,8 @@ async def test_a_neighbour_takes_over_at_once(service: Service) -> None:
         killed = time.monotonic()
         wait_until(lambda: len(service.lines("start", handle.id)) == 2)
         assert time.monotonic() - killed < 5.0
+        said = "died (nobody knows how): 1 of its jobs are taken over"
+        wait_until(lambda: said in service.stderr)
         (service.folder / "go").touch()
         await handle.result(60)
 

@@ -11,6 +11,7 @@ from outlast.cli.suggest import did_you_mean, listed
 from outlast.cli.target import Target, known_queue, store_options
 from outlast.errors import JobNotFound, KeyConflict
 from outlast.job import Status
+from outlast.limits import check_name
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -153,7 +154,9 @@ def resume(target: Target, queue: str, force: bool) -> None:
 def _set_paused(target: Target, queue: str, force: bool, paused: bool) -> None:
     async def change() -> None:
         async with target.writing() as (_, ledger):
-            if not force:
+            if force:
+                check_name(queue, "queue")
+            else:
                 await known_queue(ledger, queue)
             await ledger.pause(queue, paused)
 

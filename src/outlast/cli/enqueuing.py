@@ -69,6 +69,8 @@ def arguments_of(task: Task[..., Any], text: str) -> tuple[tuple[Any, ...], dict
         raise click.UsageError(
             f"{text!r} is not JSON ({error}); write an object or an array, in single quotes"
         ) from None
+    except RecursionError:
+        raise click.UsageError("the arguments are nested too deep") from None
     if isinstance(given, list):
         text = json.dumps(given := _by_name(task, given))
     if not isinstance(given, dict):

@@ -13,7 +13,7 @@ from math import ceil, inf
 from typing import TYPE_CHECKING, Any, Literal
 
 from outlast import lifeline
-from outlast.errors import EncodeError, StoreError, StoreUnavailable, Unsupported
+from outlast.errors import EncodeError, StoreError, Unsupported
 from outlast.job import DAY, Job, done
 from outlast.queue.holds import Holds
 from outlast.queue.intake import Intake
@@ -298,10 +298,7 @@ class Line:
         if self._lifeline is None and self.store.lifelines is not None:
             slots = 1 if self._max_crashes is None else SEVERAL
             line = lifeline.Lifeline(self.store.lifelines, self.supply.worker, slots)
-            try:
-                line.hold()
-            except OSError as error:
-                raise StoreUnavailable(f"no life sign can be made: {error}") from error
+            line.hold()
             self._lifeline = line
 
     def _release(self, *, clean: bool) -> None:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     from outlast.clock import Clock
+    from outlast.job import Death
     from outlast.store import Store
     from outlast.worker.crew import Crew
     from outlast.worker.side import Outage
@@ -66,9 +67,9 @@ class Upkeep:
                 forget(store.lifelines, worker)
                 log.log(
                     logging.WARNING if count else logging.INFO,
-                    "worker %s died (signal %s, exit code %s%s): %d of its jobs are taken over",
-                    worker, death.signal, death.exit_code,
-                    f", {death.message}" if death.message else "", count,
+                    "worker %s died (%s): %s",
+                    worker, _how(death), f"{count} of its jobs are taken over" if count
+                    else "what it held is taken over already",
                 )  # fmt: skip
         return SCAN
 
@@ -127,6 +128,16 @@ class Upkeep:
                 "%d jobs of task %s wait in queue %s: this worker doesn't have that task, and "
                 "leaves them to one that does", count, task, queue,
             )  # fmt: skip
+
+
+def _how(death: Death) -> str:
+    """What is known of it, in a few words."""
+    said = [
+        f"signal {death.signal}" if death.signal is not None else "",
+        f"exit code {death.exit_code}" if death.exit_code is not None else "",
+        death.message,
+    ]
+    return ", ".join(word for word in said if word) or "nobody knows how"
 
 
 @cache
