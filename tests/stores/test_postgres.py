@@ -7,12 +7,14 @@ import itertools
 import logging
 import re
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import asyncpg
 import pytest
 from tests.postgres import Server
 
+from outlast.doctor import examine
 from outlast.errors import (
     ConfigurationError,
     DurabilityError,
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.needs("servers")
 
 CANARY = "S3cr3t!pw"
+ROOT = Path(__file__).parents[2]
 _numbers = itertools.count(1)
 
 
@@ -284,6 +287,44 @@ async def test_three_connections_a_worker_and_one_for_a_producer(
     await side.prune(10)
     assert await ask(server, count) == 3
     await side.close()
+
+
+async def test_a_role_with_no_more_rights_than_the_page_says(server: Server) -> None:
+    owner = open_at(server.url(schema="least"))
+    await owner.open()
+    await owner.close()
+    page = (ROOT / "docs" / "postgresql.md").read_text()
+    await ask(server, "CREATE ROLE app LOGIN")
+    connection = await asyncpg.connect(server.url())
+    for line in page.splitlines():
+        if line.startswith("GRANT "):
+            await connection.execute(line.replace("outlast", "least"))
+    await connection.close()
+    store = open_at(server.url(schema="least").replace("outlast@", "app@"))
+    await store.open()
+    try:
+        await store.add([Job(id="a", key="k"), Job(id="b"), Job(id="c", task="new")])
+        claims = await claimed(store)
+        assert not await store.settle([done(claim) for claim in claims])
+        assert await store.recover(1) == await store.prune(1) == 0
+        assert (await store.depth("default")).done == 2
+    finally:
+        await store.close()
+
+
+async def test_the_doctor_tells_a_sound_server_from_an_unsound_one(
+    server: Server, store: PostgresStore
+) -> None:
+    report = await examine(server.url(schema=store.schema))
+    assert (report.accepted, report.exit_code) == (Durability.POWER, 0)
+    assert {finding.id for finding in report.findings} == {f"PG{n}" for n in range(1, 12)}
+    await ask(server, f"ALTER TABLE {store.schema}.keys SET UNLOGGED")
+    report = await examine(server.url(schema=store.schema))
+    assert (report.accepted, report.exit_code) == (Durability.MEMORY, 1)
+    assert report.worst()[0].id == "PG4"
+    report = await examine(f"postgresql://nobody:{CANARY}@127.0.0.1:1/x")
+    assert report.exit_code == 3
+    assert CANARY not in repr(report)
 
 
 FILL = """

@@ -39,6 +39,11 @@ async def examine(
         from outlast.doctor.redis import examine as examine_redis
 
         return await examine_redis(address, required=required, quick=quick)
+    if address.scheme == "postgresql":
+        connect(url)
+        from outlast.doctor.postgres import examine as examine_postgres
+
+        return await examine_postgres(address, required=required)
     raise Unsupported(f"{redact(url)} is gone with its process: there is nothing to look at")
 
 

@@ -261,6 +261,8 @@ class PostgresStore:
     async def wait(self, queues: Sequence[str], timeout: float, *, space: bool = False) -> None:
         kind = ROOM if space else WORK
         deadline = self._clock.monotonic() + timeout
+        come = float("inf")
+        """When a job comes due, by the clock of the one who waits."""
         slept = False
         while True:
             engine = self._running()
@@ -269,11 +271,13 @@ class PostgresStore:
             try:
                 if self._news.is_new(kind, queues):
                     return
-                left = deadline - self._clock.monotonic()
-                due = None if space or left <= 0 else await self._read(next_due)
-                if due is not None:
-                    left = min(left, due)
-                if left <= 0 or (slept and (space or not engine.bell.listens)):
+                asked = self._clock.monotonic()
+                if asked >= min(deadline, come) or (slept and (space or not engine.bell.listens)):
+                    return
+                due = None if space else await self._read(next_due)
+                come = asked + due if due is not None else float("inf")
+                left = min(deadline, come) - self._clock.monotonic()
+                if left <= 0:
                     return
                 if space:
                     left = min(left, SPACE_POLL)

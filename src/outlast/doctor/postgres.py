@@ -1,0 +1,257 @@
+"""The examination of a PostgreSQL store: checks PG1 to PG11. One empty mark goes into its log."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from outlast.doctor.report import Finding, Report, Severity
+from outlast.store import Durability
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from outlast.stores.urls import Address as Parsed
+
+__all__ = ["examine"]
+
+CONNECT = 10.0
+OLD = 50_000_000
+"""Transactions for which a snapshot may be held before dead rows pile up noticeably."""
+WRAP = 1_500_000_000
+
+_OK, _NOTE, _WARNING, _ERROR = Severity.OK, Severity.NOTE, Severity.WARNING, Severity.ERROR
+
+
+async def examine(address: Parsed, *, required: Durability | None) -> Report:
+    """Look at the server behind a URL. What can't be read is a finding, not an error."""
+    import asyncpg
+
+    from outlast.stores.postgres.address import Address
+
+    place = Address(address.path, address.options)
+    wanted = required or address.durability or Durability.POWER
+    try:
+        connection = await asyncpg.connect(
+            **place.options(), timeout=CONNECT, statement_cache_size=0
+        )
+    except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+        why = f"can't be reached: {type(error).__name__}: {error}"
+        found = (Finding(id="PG0", severity=_ERROR, read=why),)
+        return Report(url=place.shown, required=wanted, findings=found, reached=False)
+    try:
+        examination = _Examination(connection, place.schema)
+        async with asyncio.timeout(60):
+            for check in examination.checks:
+                await examination.run(check, asyncpg.PostgresError)
+    finally:
+        connection.terminate()
+    return Report(url=place.shown, required=wanted, findings=tuple(examination.findings))
+
+
+class _Examination:
+    def __init__(self, connection: Any, schema: str) -> None:
+        self._connection = connection
+        self._schema = schema
+        self.findings: list[Finding] = []
+        self.checks: tuple[Callable[[], Awaitable[None]], ...] = (
+            self.pg1, self.pg2, self.pg3, self.pg4, self.pg5, self.pg6, self.pg7, self.pg8,
+            self.pg9, self.pg10, self.pg11,
+        )  # fmt: skip
+
+    async def run(self, check: Callable[[], Awaitable[None]], refused: type[Exception]) -> None:
+        try:
+            await check()
+        except refused as error:
+            name = getattr(check, "__name__", "pg").upper()
+            self._say(name, _NOTE, f"can't be told: {error}", "the role may not read it")
+
+    def _say(
+        self,
+        id: str,
+        severity: Severity,
+        read: str,
+        means: str = "",
+        remedy: str = "",
+        durability: Durability | None = None,
+    ) -> None:
+        self.findings.append(
+            Finding(
+                id=id,
+                severity=severity,
+                read=read,
+                means=means,
+                remedy=remedy,
+                durability=durability,
+            )
+        )
+
+    async def _setting(self, name: str) -> str:
+        found: str = await self._connection.fetchval("SELECT current_setting($1)", name)
+        return found
+
+    async def pg1(self) -> None:
+        """What a commit does."""
+        fsync, pages = await self._setting("fsync"), await self._setting("full_page_writes")
+        commit = await self._setting("synchronous_commit")
+        read = f"fsync={fsync}, full_page_writes={pages}, synchronous_commit={commit}"
+        if fsync != "on":
+            means = "nothing is on the disk when a commit returns"
+            self._say("PG1", _ERROR, read, means, "set fsync=on", Durability.PROCESS)
+        elif pages != "on":
+            means = "a page that was half written in a power cut can't be mended"
+            self._say("PG1", _WARNING, read, means, "set full_page_writes=on", Durability.POWER)
+        else:
+            read += " (outlast sets the last by itself)"
+            self._say("PG1", _OK, read, durability=Durability.REPLICA)
+
+    async def pg2(self) -> None:
+        """Settings that somebody hid at the role or the database."""
+        rows = await self._connection.fetch(
+            "SELECT unnest(setconfig) FROM pg_db_role_setting s WHERE (setrole = 0 OR setrole ="
+            " (SELECT oid FROM pg_roles WHERE rolname = current_user)) AND (setdatabase = 0 OR"
+            " setdatabase = (SELECT oid FROM pg_database WHERE datname = current_database()))"
+        )
+        hidden = sorted(row[0] for row in rows)
+        if any(text.startswith("synchronous_commit=") for text in hidden):
+            means = "outlast sets it by itself for what it promises; other programs may not"
+            self._say("PG2", _NOTE, f"for this role or database: {', '.join(hidden)}", means)
+        else:
+            self._say("PG2", _OK, "no setting of the role or database lowers durability")
+
+    async def pg3(self) -> None:
+        """Whether a commit waits for the disk, whatever the settings say."""
+        await self._connection.execute("BEGIN; SET LOCAL synchronous_commit TO on")
+        at = await self._connection.fetchval(
+            "SELECT pg_logical_emit_message(true, 'outlast', '')::text"
+        )
+        await self._connection.execute("COMMIT")
+        flushed = await self._connection.fetchval(
+            "SELECT pg_current_wal_flush_lsn() >= $1::text::pg_lsn", at
+        )
+        if flushed:
+            self._say("PG3", _OK, "a commit was flushed when it returned")
+        else:
+            means = "what was accepted can be lost when the server dies"
+            self._say("PG3", _ERROR, "a commit returned unflushed", means, "", Durability.PROCESS)
+
+    async def pg4(self) -> None:
+        """Tables that a crash empties."""
+        rows = await self._connection.fetch(
+            "SELECT c.relname, c.relpersistence::text FROM pg_class c JOIN pg_namespace n"
+            " ON n.oid = c.relnamespace WHERE n.nspname = $1 AND c.relkind IN ('r', 'i', 'S')",
+            self._schema,
+        )
+        unlogged = sorted(name for name, persistence in rows if persistence == "u")
+        if unlogged:
+            remedy = f'ALTER TABLE "{self._schema}".… SET LOGGED'
+            read = f"unlogged: {', '.join(unlogged)}"
+            self._say("PG4", _ERROR, read, "a crash empties them", remedy, Durability.MEMORY)
+        elif rows:
+            self._say("PG4", _OK, f"schema {self._schema!r}: all tables are logged")
+        else:
+            self._say("PG4", _NOTE, f"there is no schema {self._schema!r} yet")
+
+    async def pg5(self) -> None:
+        """Standbys that must have a commit too."""
+        names = await self._setting("synchronous_standby_names")
+        live = await self._connection.fetchval(
+            "SELECT count(*) FROM pg_stat_replication WHERE sync_state IN ('sync', 'quorum')"
+        )
+        if names and live:
+            read = f"{live} synchronous standbys are connected"
+            self._say("PG5", _OK, read, durability=Durability.REPLICA)
+        elif names:
+            means = "commits wait until one of them is back"
+            read = f"synchronous_standby_names={names}, and none is connected (or may be seen)"
+            self._say("PG5", _WARNING, read, means, durability=Durability.POWER)
+        else:
+            means = "the loss of the server's disk loses what was accepted since the last backup"
+            self._say("PG5", _NOTE, "no synchronous standby", means, durability=Durability.POWER)
+
+    async def pg6(self) -> None:
+        """Whether it takes writes at all."""
+        replica = await self._connection.fetchval("SELECT pg_is_in_recovery()")
+        read_only = await self._setting("transaction_read_only") == "on"
+        if replica or read_only:
+            read = "it is a replica" if replica else "transactions are read-only"
+            self._say("PG6", _ERROR, read, "no job can be stored", "name the primary")
+        else:
+            self._say("PG6", _OK, "it is a primary that takes writes")
+
+    async def pg7(self) -> None:
+        """Damage: whether it would be noticed, and what is done then."""
+        for name in ("ignore_checksum_failure", "zero_damaged_pages", "data_sync_retry"):
+            if await self._setting(name) == "on":
+                means = "damaged or unwritten data passes for good"
+                self._say("PG7", _ERROR, f"{name}=on", means, f"set {name}=off")
+        if await self._setting("data_checksums") == "on":
+            self._say("PG7", _OK, "data checksums are on")
+        else:
+            means = "bits that flip on the disk are not noticed"
+            self._say("PG7", _NOTE, "data checksums are off", means, "pg_checksums --enable")
+
+    async def pg8(self) -> None:
+        """Whether a pooler hands each transaction to another session."""
+        pids = {await self._connection.fetchval("SELECT pg_backend_pid()") for _ in range(5)}
+        if len(pids) > 1:
+            means = "news are polled for, since LISTEN does not last"
+            read = "statements met several sessions: a pooler in transaction mode"
+            self._say("PG8", _NOTE, read, means, "say ?pooler=transaction in the URL")
+        else:
+            self._say("PG8", _OK, "statements met one session")
+
+    async def pg9(self) -> None:
+        """What keeps the tables from being tidied, and what cuts work off."""
+        statement = await self._setting("statement_timeout")
+        if statement != "0":
+            means = "pruning and looking for jobs may be cut off"
+            self._say("PG9", _WARNING, f"statement_timeout={statement}", means)
+        if await self._setting("autovacuum") != "on":
+            means = "dead rows pile up, and every claim walks over them"
+            self._say("PG9", _ERROR, "autovacuum=off", means, "set autovacuum=on")
+        oldest = await self._connection.fetchval(
+            "SELECT greatest((SELECT max(age(backend_xmin)) FROM pg_stat_activity), (SELECT"
+            " max(age(xmin)) FROM pg_replication_slots), (SELECT max(age(catalog_xmin))"
+            " FROM pg_replication_slots))"
+        )
+        age = await self._connection.fetchval(
+            "SELECT age(datfrozenxid) FROM pg_database WHERE datname = current_database()"
+        )
+        read = f"oldest snapshot {oldest or 0} transactions ago, database {age}"
+        if age > WRAP:
+            self._say("PG9", _ERROR, read, "the server will stop taking writes", "VACUUM FREEZE")
+        elif (oldest or 0) > OLD:
+            means = "dead rows can't be removed: a long transaction or an idle replication slot"
+            self._say("PG9", _WARNING, read, means, "end it; see pg_stat_activity")
+        else:
+            self._say("PG9", _OK, read)
+
+    async def pg10(self) -> None:
+        """More rights than needed, and whether the way there is open."""
+        if await self._setting("is_superuser") == "on":
+            means = "whoever takes over this program owns the server"
+            remedy = "a role of its own: see docs/postgresql.md"
+            self._say("PG10", _WARNING, "the role is a superuser", means, remedy)
+        else:
+            self._say("PG10", _OK, "the role is no superuser")
+        row = await self._connection.fetchrow(
+            "SELECT s.ssl, inet_server_addr() IS NULL OR inet_server_addr() <<= '127.0.0.0/8'"
+            " FROM pg_stat_ssl s WHERE s.pid = pg_backend_pid()"
+        )
+        if row is not None and not row[0] and not row[1]:
+            means = "payloads and results can be read on the network"
+            remedy = "?sslmode=verify-full"
+            self._say("PG10", _WARNING, "the connection is not encrypted", means, remedy)
+
+    async def pg11(self) -> None:
+        """Whether there is a way back."""
+        archive = await self._setting("archive_mode")
+        failed = await self._connection.fetchval("SELECT failed_count FROM pg_stat_archiver")
+        if archive == "off":
+            means = "there is no going back to a moment before a mistake"
+            self._say("PG11", _NOTE, "archive_mode=off", means, "pg_dump or pg_basebackup, often")
+        elif failed:
+            self._say("PG11", _WARNING, f"{failed} log files could not be archived")
+        else:
+            self._say("PG11", _OK, f"archive_mode={archive}")
