@@ -92,6 +92,10 @@ def _or_false(value: float | None) -> float | bool:
 
 def job_from(id: bytes | str, stored: bytes, state: bytes | None) -> Job:
     """The job of what lies under its two keys."""
+    return _job(id, stored, None if state is None else _split(state))
+
+
+def _job(id: bytes | str, stored: bytes, state: tuple[Mapping[str, Any], bytes] | None) -> Job:
     end = 4 + int.from_bytes(stored[:4], "big")
     head, body = _unpack(stored[4:end]), _unpack(stored[end:])
     queue, _, task = head[1].partition("/")
@@ -99,7 +103,7 @@ def job_from(id: bytes | str, stored: bytes, state: bytes | None) -> Job:
     if len(head) > 5:
         more |= _special(head)
     if state is not None:
-        _add_state(more, *_split(state))
+        _add_state(more, *state)
     return Job(
         id=id if isinstance(id, str) else id.decode(),
         queue=queue,
@@ -114,8 +118,8 @@ def job_from(id: bytes | str, stored: bytes, state: bytes | None) -> Job:
 
 def claim_from(id: bytes, stored: bytes, state: bytes) -> Claim:
     """The claim on a job that runs."""
-    known = _split(state)[0]
-    return Claim(job_from(id, stored, state), bytes.fromhex(known["v"]), known["n"])
+    split = _split(state)
+    return Claim(_job(id, stored, split), bytes.fromhex(split[0]["v"]), split[0]["n"])
 
 
 def _split(state: bytes) -> tuple[Mapping[str, Any], bytes]:

@@ -70,7 +70,15 @@ local function ordered(number)
   return (bytes:gsub('.', function(each) return char(255 - byte(each)) end))
 end
 
-local function queue_of(line) return line:match('^[^/]+') end
+local queues = {}
+local function queue_of(line)
+  local queue = queues[line]
+  if not queue then
+    queue = line:match('^[^/]+')
+    queues[line] = queue
+  end
+  return queue
+end
 
 local function each_chunk(list, size, act)
   for first = 1, #list, size do act(list, first, math.min(first + size - 1, #list)) end
@@ -136,7 +144,7 @@ end
 
 -- What is gathered while a script runs and written at its end, in few calls.
 
-local counts, unleased, released, topics = {}, {}, {}, {}
+local counts, unleased, released, topics, over, kept = {}, {}, {}, {}, {}, {}
 
 local function count(line, name, more)
   local of = counts[line]
@@ -156,13 +164,14 @@ end
 
 local function tell()
   local told = {}
-  local asleep = call('HLEN', P .. 'i') > 0
-  local awaited = call('HLEN', P .. 'a') > 0
-  for topic in pairs(topics) do
-    if byte(topic) == 106 then
-      if awaited and call('HDEL', P .. 'a', sub(topic, 2)) == 1 then told[#told + 1] = topic end
-    elseif asleep and call('HDEL', P .. 'i', topic) == 1 then
-      told[#told + 1] = topic
+  if next(topics) and call('HLEN', P .. 'i') > 0 then
+    for topic in pairs(topics) do
+      if call('HDEL', P .. 'i', topic) == 1 then told[#told + 1] = topic end
+    end
+  end
+  if #over > 0 and call('HLEN', P .. 'a') > 0 then
+    for _, id in ipairs(over) do
+      if call('HDEL', P .. 'a', id) == 1 then told[#told + 1] = 'j' .. id end
     end
   end
   if #told > 0 then call('PUBLISH', P, table.concat(told, '\n')) end
@@ -178,9 +187,9 @@ local function finish()
       if more ~= 0 then call('HINCRBY', P .. 'n' .. line, name, more) end
     end
   end
-  counts, unleased, released = {}, {}, {}
+  each_chunk(kept, 500, function(ids, i, j) call('ZADD', P .. 'z', unpack(ids, i, j)) end)
   tell()
-  topics = {}
+  counts, unleased, released, topics, over, kept = {}, {}, {}, {}, {}, {}
 end
 
 -- Idempotency keys
@@ -316,7 +325,7 @@ local function remove(id, H, S)
   call('XDEL', P .. 't', H[1] .. '-0')
   count(H[2], S.st, -1)
   room(queue_of(H[2]))
-  topics['j' .. id] = true
+  over[#over + 1] = id
 end
 
 -- It has been released, or taken out.
@@ -328,10 +337,13 @@ local function ended(id, H, S, status, failure, result)
   leave_lane(id, H)
   remember_key(id, H)
   room(queue_of(H[2]))
-  topics['j' .. id] = true
+  over[#over + 1] = id
   local keep = H[4]
   if status ~= 'x' and keep == 0 then return remove(id, H, S) end
-  if status ~= 'x' and keep > 0 then call('ZADD', P .. 'z', now + keep, id) end
+  if status ~= 'x' and keep > 0 then
+    kept[#kept + 1] = now + keep
+    kept[#kept + 1] = id
+  end
   save(id, S, result)
 end
 
