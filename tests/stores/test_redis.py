@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import sys
 from contextlib import asynccontextmanager
+from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any, cast
 
@@ -171,6 +173,27 @@ async def test_no_password_is_shown(own: RedisServer, caplog: pytest.LogCaptureF
         await connect(url).open()
     shown += [str(gone.value), repr(gone.value), caplog.text]
     assert not [text for text in shown if SECRET in text or "S3cr3t" in text]
+
+
+async def test_a_user_with_no_more_rights_than_the_docs_name(own: RedisServer) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "redis.md").read_text()
+    rights = re.findall(r"`([~&+][^`]+)`", page.replace("\n", " "))
+    assert len(rights) == 4, rights
+    own.say("ACL", "SETUSER", "jobs", "on", f">{SECRET}", *" ".join(rights).split())
+    async with opened(own.url().replace("//", f"//jobs:{SECRET}@")) as store:
+        waiter = asyncio.ensure_future(store.wait(["default"], 1e6))
+        await store.add([job(lane="l", key="k"), job(delay=60)])
+        async with asyncio.timeout(60):
+            await waiter
+        claims = await take(store)
+        assert list(await store.settle([done(claim) for claim in claims])) == []
+        assert await store.purge("default", [Status.QUEUED]) == 1
+        assert list(await store.namespaces()) == ["default"]
+    own.say("ACL", "SETUSER", "jobs", "-evalsha")
+    with pytest.raises(ConfigurationError, match="rights") as refused:
+        async with opened(own.url().replace("//", f"//jobs:{SECRET}@")) as store:
+            await store.add([job()])
+    assert SECRET not in str(refused.value)
 
 
 async def test_a_socket(own: RedisServer) -> None:

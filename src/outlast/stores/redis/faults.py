@@ -25,10 +25,7 @@ def mapped(error: BaseException, shown: str) -> OutlastError:
         case theirs.AuthenticationError() | theirs.AuthorizationError():
             return ConfigurationError(f"{shown} refuses the user or the password: {error}")
         case theirs.NoPermissionError():
-            return ConfigurationError(
-                f"{shown}: the user's rights (ACL) are too small: {error}. docs/redis.md says what"
-                " outlast needs"
-            )
+            return _no_right(error, shown)
         case theirs.OutOfMemoryError():
             return StoreFull(f"{shown} has no memory left (maxmemory): nothing was stored")
         case theirs.ConnectionError() | theirs.TimeoutError() | OSError():
@@ -38,11 +35,20 @@ def mapped(error: BaseException, shown: str) -> OutlastError:
     return StoreError(text)
 
 
+def _no_right(error: BaseException, shown: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"{shown}: the user's rights (ACL) are too small: {error}. docs/redis.md says what outlast"
+        " needs"
+    )
+
+
 def _refused(error: theirs.ResponseError, shown: str) -> OutlastError:
     text = str(error)
     word = text.partition(" ")[0]
     if word == "NOAUTH":
         return ConfigurationError(f"{shown} wants a user or a password: {text}")
+    if "user executing the script" in text:
+        return _no_right(error, shown)
     if word in ("MISCONF", "BUSY", "LOADING", "NOREPLICAS"):
         return StoreUnavailable(f"{shown} takes no writes now: {text}")
     return StoreError(f"{shown}: {text}")
