@@ -91,6 +91,21 @@ class Access:
             raise self._elsewhere(session)
         return session.store
 
+    def anywhere(self, instead: str) -> Store:
+        """The store of this process, for calls that need no event loop.
+
+        Without an open app it is the bridge's, which can't be waited for in a loop: ``instead``
+        says what to do there.
+        """
+        session = self._session
+        if session is not None and session.users and session.pid == os.getpid():
+            return session.store
+
+        async def itself(store: Store) -> Store:
+            return store
+
+        return self.bridge.run(itself, instead)
+
     @property
     def features(self) -> Feature | None:
         """What the store can do, once it has been opened; until then nobody asks."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import sys
 import threading
@@ -16,7 +15,7 @@ from outlast.access import Access
 from outlast.chance import SystemChance
 from outlast.clock import SystemClock
 from outlast.codec import ItemCodec, Signature
-from outlast.desk import Desk
+from outlast.desk import Desk, Joined
 from outlast.errors import ConfigurationError, DuplicateTask
 from outlast.handle import Handle
 from outlast.job import DAY
@@ -274,6 +273,18 @@ class Outlast:
         finally:
             self._url, self._clock, self._durability = before
 
+    def joined(self, connection: Any) -> Joined:
+        """Enqueue in a transaction of your own: stored if, and only if, that one commits.
+
+        ``connection`` is one on which a transaction is open: on SQLite an ``apsw.Connection`` to
+        the store's own file, with nothing attached to it, after ``BEGIN IMMEDIATE``. Calls run on
+        it, in the caller's thread. Raises ``Unsupported`` for any other, saying why.
+
+        >>> jobs = app.joined(connection)
+        >>> handle = jobs.enqueue(send_receipt.call(42, to="a@b.example"))
+        """
+        return self._desk.joined(connection)
+
     async def open(self) -> None:
         """Open the store for this event loop, as ``async with app`` does.
 
@@ -339,6 +350,7 @@ class Outlast:
         ...     await serve()
         """
         from outlast.worker import Worker
+        from outlast.worker.beside import running
 
         async with self:
             worker = Worker(
@@ -412,46 +424,6 @@ class Outlast:
         )
         self._tasks[name] = task
         return task
-
-
-@asynccontextmanager
-async def running(worker: Worker) -> AsyncIterator[None]:
-    """Run a worker beside the block; if it fails, cancel the block and raise what it raised."""
-    block = asyncio.current_task()
-    assert block is not None
-    failed = False
-
-    def ended(runner: asyncio.Task[None]) -> None:
-        nonlocal failed
-        if not runner.cancelled() and runner.exception() is not None:
-            failed = True
-            log.critical("the worker in this program has failed", exc_info=runner.exception())
-            block.cancel()
-
-    runner = asyncio.create_task(worker.run(), name="outlast-worker")
-    runner.add_done_callback(ended)
-    try:
-        yield
-    except asyncio.CancelledError:
-        # Our own cancel has done its work; somebody else's goes on.
-        if not failed or block.uncancel() > 0:
-            raise
-    finally:
-        runner.remove_done_callback(ended)
-        worker.stop()
-        await _end(runner)
-
-
-async def _end(runner: asyncio.Task[None]) -> None:
-    """Wait for the worker, whatever happens, and raise what it raised."""
-    try:
-        await asyncio.wait((runner,))
-    except asyncio.CancelledError:
-        runner.cancel()
-        await asyncio.wait((runner,))
-        raise
-    if not runner.cancelled():
-        runner.result()
 
 
 def _count(name: str, value: int) -> int:

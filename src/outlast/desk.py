@@ -8,22 +8,23 @@ from outlast.access import ledger_of
 from outlast.bridge import Interrupted
 from outlast.errors import ConfigurationError, EnqueueUncertain, KeyConflict, Unsupported
 from outlast.handle import Handle
+from outlast.joining import joined_here
 from outlast.limits import check_name
 from outlast.options import seconds
 from outlast.store import Feature
 from outlast.task import Call
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Mapping, Sequence
+    from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
     from datetime import timedelta
 
     from outlast.access import Access
     from outlast.codec import ItemCodec
     from outlast.job import Added, Job
-    from outlast.store import Ledger, Stepping, Store
+    from outlast.store import Joining, Ledger, Stepping, Store
     from outlast.task import Task
 
-__all__ = ["Desk"]
+__all__ = ["Desk", "Joined"]
 
 R = TypeVar("R")
 T = TypeVar("T")
@@ -35,6 +36,24 @@ WAYS_OUT = {
     Feature.REPEATS: 'on_repeat= and keep_key="queued"',
     Feature.LANES: "lane=",
 }
+
+
+class Joined:
+    """``app.joined(connection)``: what is enqueued here is part of the transaction there."""
+
+    __module__ = "outlast"
+
+    def __init__(self, add: Callable[[Sequence[Call[Any]]], list[Handle[Any]]]) -> None:
+        self._add = add
+
+    def enqueue(self, call: Call[R]) -> Handle[R]:
+        """Store a call. Blocks for a moment; raises as ``Task.enqueue`` does."""
+        (handle,) = self._add((call,))
+        return handle
+
+    def enqueue_many(self, calls: Iterable[Call[R]]) -> list[Handle[R]]:
+        """Store a batch of calls, all of them or none if this raises."""
+        return self._add(list(calls))
 
 
 class Desk:
@@ -55,6 +74,9 @@ class Desk:
     async def submit(self, calls: Sequence[Call[R]]) -> list[Handle[R]]:
         store = self._access.store()
         jobs = self._jobs(calls, store)
+        within = joined_here(store)
+        if within is not None:
+            return self._handles(calls, within.add(jobs) if jobs else ())
         return self._handles(calls, await store.add(jobs) if jobs else ())
 
     def submit_sync(self, calls: Sequence[Call[R]]) -> list[Handle[R]]:
@@ -72,7 +94,10 @@ class Desk:
         return self._handles(calls, added)
 
     async def emit(self, name: str, payload: Any, keep: float | timedelta) -> bool:
-        return await _emit(self._access.store(), *self._event(name, payload, keep))
+        store = self._access.store()
+        event = self._event(name, payload, keep)
+        within = joined_here(store)
+        return await _emit(store, *event) if within is None else within.emit(*event)
 
     def emit_sync(self, name: str, payload: Any, keep: float | timedelta) -> bool:
         event = self._event(name, payload, keep)
@@ -81,6 +106,18 @@ class Desk:
     def _event(self, name: str, payload: Any, keep: float | timedelta) -> tuple[str, bytes, float]:
         check_name(name, "event")
         return name, self._anything.encode(payload), seconds("keep", keep)
+
+    def joined(self, connection: Any) -> Joined:
+        store = self._access.anywhere("open the app first: `async with app:`")
+        if Feature.JOIN not in store.features:
+            raise Unsupported(f"{store.url} has no transactions to join; use sqlite")
+        view = cast("Joining", store).joined(connection)
+
+        def add(calls: Sequence[Call[Any]]) -> list[Handle[Any]]:
+            jobs = self._jobs(calls, store)
+            return self._handles(calls, view.add_now(jobs) if jobs else ())
+
+        return Joined(add)
 
     def check(self, task: str, wanted: Feature) -> None:
         features = self._access.features

@@ -133,6 +133,7 @@ async def execute(
     the task does; to interrupt it, call ``run.interrupt(why)`` first and cancel it then.
     """
     run.begun = True
+    run.runnable = task
     if run.handle is None and task.kind == "async":
         run.handle = asyncio.current_task()
     if run.why is not None:
@@ -155,7 +156,7 @@ async def execute(
             value = await _call(partial(task.fn, *args, **kwargs), job, task, run, means)
     except BaseException as error:
         return _verdict(claim, task, run, error, means, began)
-    if run.lease_lost and _is_lost(run):
+    if (run.lease_lost and _is_lost(run)) or run.committed is not None:
         return None
     try:
         return done(claim, task.signature.encode_result(value))
@@ -232,6 +233,12 @@ def _verdict(
     claim: Claim, task: Runnable, run: Current, error: BaseException, means: Means, began: float
 ) -> Verdict | None:
     """The verdict on a run that raised."""
+    if run.committed is not None:
+        log.error(
+            "job %s of task %s raised after its transaction was committed; it is done",
+            claim.job.id, task.name, exc_info=error, extra=_extra(claim.job),
+        )  # fmt: skip
+        return None
     why = run.why
     if why in ("lost", "abandoned"):
         return None

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, cast
 
 from outlast.codec import ItemCodec
 from outlast.errors import TaskError
 from outlast.failing import MAX_MESSAGE, clean
 from outlast.job import Progress
+from outlast.joining import MOST, Transaction
 from outlast.limits import check_name
 from outlast.steps import Parked, Steps, seconds_of
 
@@ -17,12 +18,22 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping
     from datetime import timedelta
 
-    from outlast.job import Claim
+    from outlast.codec import Signature
+    from outlast.job import Claim, Verdict
     from outlast.steps import Changed, Keeper
+    from outlast.store import Store
 
 __all__ = ["Current", "Why", "current", "enter"]
 
 T = TypeVar("T")
+
+
+class Encoder(Protocol):
+    """What is asked of the task that runs."""
+
+    @property
+    def signature(self) -> Signature: ...
+
 
 Why = Literal["cancelled", "lost", "shutdown", "abandoned"]
 """Why the worker interrupts a run. ``abandoned``: a thread that would not end before the worker."""
@@ -45,11 +56,14 @@ class Current:
         "_keeper",
         "_steps",
         "_tell",
+        "_transaction",
         "begun",
         "cancelled",
+        "committed",
         "handle",
         "lease_lost",
         "parked",
+        "runnable",
         "why",
     )
 
@@ -61,6 +75,10 @@ class Current:
         self._tell = tell
         self._keeper = keeper
         self._steps: Steps | None = None
+        self._transaction: Transaction | None = None
+        self.runnable: Encoder | None = None
+        self.committed: Verdict | None = None
+        """What the run has stored of itself, in a transaction of its own."""
         self.parked: Parked | None = None
         self.cancelled = False
         self.lease_lost = False
@@ -170,6 +188,48 @@ class Current:
         left = None if timeout is None else seconds_of(timeout)
         return _events.decode(await self._stepping().wait(name, left))
 
+    def transaction(self, conn: Any = None) -> Transaction:
+        """Commit rows of your own, steps, further jobs and the end of this job as one.
+
+        So the effect happens exactly once. Where the jobs are in SQLite, the rows are in the same
+        file: tables of your own beside outlast's. ``tx.execute(text, values)`` runs a statement,
+        ``tx.result`` is what the job will have returned; what is enqueued, emitted or done as a
+        step inside is part of it. At the end of the block all of it is committed, if the job is
+        still ours: else nothing is, and ``LeaseLost`` is raised. An exception undoes all of it.
+        What the task does after the block changes nothing any more.
+
+        ``conn`` is a connection of your own, as for ``app.joined``. Nobody else can write to the
+        file meanwhile, so the block may take 5 seconds, and half the lease, at most:
+        ``TimeoutError`` then. One for a run; only in ``async def`` tasks.
+
+        >>> async with current().transaction() as tx:
+        ...     await tx.execute("UPDATE stock SET n = n - 1 WHERE item = ?", (item,))
+        ...     await send_receipt.enqueue(order)
+        ...     tx.result = "sold"
+        """
+        keeper, runnable = self._keeper, self.runnable
+        if keeper is None or runnable is None or self.handle is None:
+            raise TaskError(
+                "a transaction is there for async def tasks, in a store that has them, such as "
+                "sqlite"
+            )
+        if self._transaction is not None and (self.committed or self._transaction.is_open):
+            raise TaskError("this run has a transaction already: there is one for a run")
+
+        def committed(verdict: Verdict) -> None:
+            self.committed = verdict
+            keeper.settled(verdict)
+
+        self._transaction = Transaction(
+            self._claim,
+            cast("Store", keeper.store),
+            min(MOST, keeper.lease / 2),
+            conn,
+            runnable.signature.encode_result,
+            committed,
+        )
+        return self._transaction
+
     def _stepping(self) -> Steps:
         if self._steps is None:
             if self._keeper is None:
@@ -185,6 +245,8 @@ class Current:
             raise TaskError(
                 "only async def tasks can sleep or wait without a worker; raise Snooze instead"
             )
+        if self._transaction is not None and self._transaction.is_open:
+            raise TaskError("no sleep and no wait inside a transaction: it would end the run")
 
     async def _park(self, parked: Parked) -> None:
         """End the run here; it is cancelled, so that all that runs beside ends with it."""

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from outlast.job import Added, Job, Lost, Step, Verdict
-    from outlast.store import Stepping, Store
+    from outlast.store import Joined, Joining, Stepping, Store, Transaction
 
 __all__ = ["Keys", "Vault"]
 
@@ -118,12 +118,7 @@ class Vault:
     # -- in
 
     async def add(self, jobs: Sequence[Job], capacity: int | None = None) -> Sequence[Added]:
-        if any(job.key is not None and job.on_repeat in _IN_PLACE for job in jobs):
-            raise Unsupported(
-                "signed and sealed jobs are bound to their ids, so another one's arguments can't "
-                'take their place: use on_repeat="replace" instead of debounce or throttle'
-            )
-        return await self._store.add([self._protect(job) for job in jobs], capacity)
+        return await self._store.add(self._protected(jobs), capacity)
 
     async def settle(self, verdicts: Sequence[Verdict]) -> Sequence[Lost]:
         by_id = {id(verdict.claim): verdict.claim for verdict in verdicts}
@@ -228,7 +223,25 @@ class Vault:
     def _of_event(self, event: str) -> bytes:
         return f"event\0{self._namespace}\0{event}".encode()
 
+    # -- the user's own transactions
+
+    def joined(self, connection: Any) -> Joined:
+        return _JoinedVault(self, cast("Joining", self._store).joined(connection))
+
+    async def begin(self, within: float, connection: Any = None) -> Transaction:
+        opened = await cast("Joining", self._store).begin(within, connection)
+        opened.joined = _JoinedVault(self, opened.joined)
+        return opened
+
     # -- one job
+
+    def _protected(self, jobs: Sequence[Job]) -> list[Job]:
+        if any(job.key is not None and job.on_repeat in _IN_PLACE for job in jobs):
+            raise Unsupported(
+                "signed and sealed jobs are bound to their ids, so another one's arguments can't "
+                'take their place: use on_repeat="replace" instead of debounce or throttle'
+            )
+        return [self._protect(job) for job in jobs]
 
     def _protect(self, job: Job) -> Job:
         name = self._keys.current
@@ -319,6 +332,27 @@ class Vault:
             return cast("bytes", cipher.decrypt(data[:_NONCE], data[_NONCE:], context))
         except (InvalidTag, ValueError):
             raise Untrusted("the seal is broken: the job was changed, or moved; not run") from None
+
+
+class _JoinedVault:
+    """The same for what goes into a transaction of the user's."""
+
+    def __init__(self, vault: Vault, joined: Joined) -> None:
+        self._vault = vault
+        self._joined = joined
+
+    def add_now(self, jobs: Sequence[Job]) -> Sequence[Added]:
+        return self._joined.add_now(self._vault._protected(jobs))
+
+    def settle_now(self, verdicts: Sequence[Verdict]) -> Sequence[Lost]:
+        return self._joined.settle_now([self._vault._protect_verdict(each) for each in verdicts])
+
+    def remember_now(self, claim: Claim, step: Step) -> bool:
+        return self._joined.remember_now(claim, self._vault._protect_step(claim, step))
+
+    def emit_now(self, event: str, payload: bytes, keep: float) -> bool:
+        vault = self._vault
+        return self._joined.emit_now(event, vault._wrap(payload, vault._of_event(event)), keep)
 
 
 def _of_step(job: Job, step: Step) -> bytes:

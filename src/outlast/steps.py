@@ -14,6 +14,7 @@ import inspect
 import types
 import typing
 from collections import Counter
+from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 from weakref import WeakKeyDictionary
@@ -24,12 +25,11 @@ from msgspec import Struct
 from outlast.clock import Clock
 from outlast.codec import ItemCodec
 from outlast.errors import LeaseLost, StepChanged, TaskError
-from outlast.job import Step
+from outlast.job import Step, Verdict
+from outlast.joining import joined_here
 from outlast.store import Feature, Stepping
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from outlast.job import Claim
     from outlast.store import Store
 
@@ -54,11 +54,20 @@ class Parked(Struct, frozen=True):
     event: str | None = None
 
 
-class Keeper(Struct, frozen=True):
-    """Where the steps of a worker's jobs are kept, and the clock by which waits are measured."""
+def _nothing(_: Verdict) -> None:
+    """Nobody wants to be told."""
+
+
+class Keeper(Struct):
+    """Where the steps of a worker's jobs are kept, and the clock by which waits are measured.
+
+    ``settled`` is told of a verdict that the run has stored itself. ``lease`` is in seconds.
+    """
 
     store: Stepping
     clock: Clock
+    lease: float = 15.0
+    settled: Callable[[Verdict], None] = _nothing
 
 
 class Steps:
@@ -132,7 +141,9 @@ class Steps:
         self._check()
         value = fn(*args)
         done = Step(name=label, digest=mark, result=codec.encode(value))
-        if not self._store.remember_now(self._claim, done):
+        within = joined_here(cast("Store", self._store))
+        store = self._store.remember_now if within is None else within.remember
+        if not store(self._claim, done):
             raise LeaseLost(self._refused(label))
         self._known[label] = done
         return value
@@ -197,7 +208,12 @@ class Steps:
         return {step.name: step for step in await self._store.recall(self._claim)}
 
     async def _remember(self, step: Step) -> None:
-        if not await self._store.remember(self._claim, step):
+        within = joined_here(cast("Store", self._store))
+        if within is not None:
+            stored = within.remember(self._claim, step)
+        else:
+            stored = await self._store.remember(self._claim, step)
+        if not stored:
             raise LeaseLost(self._refused(step.name))
         if isinstance(self._known, dict):
             self._known[step.name] = step
@@ -233,11 +249,11 @@ class Steps:
         return (step.left or 0.0) - (self._clock.monotonic() - self._read_at)
 
 
-def keeper_of(store: Store, clock: Clock) -> Keeper | None:
+def keeper_of(store: Store, clock: Clock, lease: float = 15.0) -> Keeper | None:
     """The store as one that keeps steps, if it can."""
     if Feature.STEPS not in store.features:
         return None
-    return Keeper(cast("Stepping", store), clock)
+    return Keeper(cast("Stepping", store), clock, lease)
 
 
 def seconds_of(duration: timedelta | float | None, **parts: float) -> float:

@@ -21,10 +21,13 @@ __all__ = [
     "Direct",
     "Durability",
     "Feature",
+    "Joined",
+    "Joining",
     "Ledger",
     "Line",
     "Stepping",
     "Store",
+    "Transaction",
     "WorkerInfo",
 ]
 
@@ -271,6 +274,68 @@ class Stepping(Protocol):
 
     async def event(self, event: str) -> bytes | None:
         """The payload of an event, if it was sent and is remembered."""
+        ...
+
+
+class Joined(Protocol):
+    """Calls that are part of a transaction of the caller's, on his connection and in his thread.
+
+    They promise what those of ``Store`` and ``Stepping`` do, once that transaction is committed;
+    each is done in full or not at all. Raises ``ConfigurationError`` outside of a transaction.
+    """
+
+    def add_now(self, jobs: Sequence[Job]) -> Sequence[Added]:
+        """``Store.add``."""
+        ...
+
+    def settle_now(self, verdicts: Sequence[Verdict]) -> Sequence[Lost]:
+        """``Store.settle``."""
+        ...
+
+    def remember_now(self, claim: Claim, step: Step) -> bool:
+        """``Stepping.remember``."""
+        ...
+
+    def emit_now(self, event: str, payload: bytes, keep: float) -> bool:
+        """``Stepping.emit``."""
+        ...
+
+
+class Transaction(Protocol):
+    """A transaction that has begun, with what can be done in it. Used by one task at a time."""
+
+    joined: Joined
+
+    async def execute(self, text: str, values: Any = ()) -> list[Any]:
+        """One statement of the user's; its rows. The driver's errors come as they are."""
+        ...
+
+    async def commit(self) -> None:
+        """Durable when this returns; cancelling it doesn't stop it."""
+        ...
+
+    async def close(self) -> None:
+        """Undo what was not committed, and let go."""
+        ...
+
+
+@runtime_checkable
+class Joining(Protocol):
+    """Where ``Feature.JOIN`` is set: work inside the user's own transactions."""
+
+    def joined(self, connection: Any) -> Joined:
+        """A view on that connection, whose transaction may be open or yet to begin.
+
+        Raises ``Unsupported`` if it can't be one transaction with the store, saying why, and
+        ``DurabilityError`` if what it commits would be less durable than the store promises.
+        """
+        ...
+
+    async def begin(self, within: float, connection: Any = None) -> Transaction:
+        """A transaction on a connection of the store's or of the caller's, as in ``joined``.
+
+        Raises ``StoreUnavailable`` if it can't begin within so many seconds.
+        """
         ...
 
 

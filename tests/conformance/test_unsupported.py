@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 UNSUPPORTED: dict[str, set[str]] = {
     "memory": {"JOIN", "backup"},
-    "sqlite": {"JOIN"},
+    "sqlite": set(),
     "postgresql": {"REPEATS", "STEPS", "JOIN", "backup"},
     "redis": {"STEPS", "JOIN", "backup"},
 }

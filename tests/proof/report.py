@@ -67,6 +67,12 @@ TITLES = {
         "`outlast worker` with its supervisor and children, workers inside a program, and"
         " producers, on one file; one of them is killed every 0 to 300 ms.",
     ),
+    "deeds": (
+        "Kill -9 in jobs with steps and transactions",
+        "A worker kills itself as it is about to do its n-th write or sync, n drawn from 1 to 200:"
+        " each row of a transaction is there once, and what is remembered of a step is the last"
+        " time it was done.",
+    ),
     "recovery": (
         "Recovery of a killed worker's job",
         "One worker runs one job and is killed; another stands by. Measured from the kill to the"
@@ -115,6 +121,7 @@ TITLES = {
 COUNTS = {
     "kill": ("rounds", "acknowledged", "uncertain", "runs", "explained"),
     "fleet": ("rounds", "acknowledged", "uncertain", "runs", "explained"),
+    "deeds": ("rounds", "killed", "acknowledged", "effects", "repeated"),
     "recovery": ("rounds", "acknowledged", "explained"),
     "replay": ("replays", "drained"),
     "cut": ("rounds", "empty", "acknowledged"),
@@ -130,6 +137,9 @@ WORDS = {
     "acknowledged": "jobs acknowledged",
     "uncertain": "adds in doubt (cut off by the kill)",
     "runs": "runs",
+    "killed": "killed at a write",
+    "effects": "effects found",
+    "repeated": "works of steps done again, killed before they were remembered",
     "explained": "second runs, each explained by a kill",
     "replays": "images opened",
     "drained": "of these run dry",

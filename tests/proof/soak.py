@@ -104,6 +104,7 @@ def _unshared(options: tuple[str, ...]) -> Callable[[int], list[str]]:
 RIGS: dict[str, Rig] = {
     "kill": Rig("tests.proof.kill", lambda seed: ["--rounds", "1000000"], 3.0),
     "fleet": Rig("tests.proof.fleet", lambda seed: ["--rounds", "1000000"], 2.0),
+    "deeds": Rig("tests.proof.deeds", lambda seed: ["--rounds", "1000000"], 1.0),
     "recovery": Rig("tests.proof.recovery", lambda seed: ["--rounds", "20"], 0.25),
     "replay": Rig("tests.proof.replay", _variant(LIVES, "--acts"), 4.0),
     "cut": Rig("tests.proof.cut", _unshared(LOADS), 3.0, root=True),

@@ -22,7 +22,8 @@ _REMEDIES = (
     ),
     (
         re.compile(r"sqlite3|execute\w*\(|commit\(|\bUPDATE\b|\bINSERT\b|cursor"),
-        "It looks like a row in a database: write current().idempotency_key to a table with a"
+        "It looks like a row in a database: write it in current().transaction() if it is in the"
+        " store's own, or else write current().idempotency_key to a table with a"
         " unique key in the same transaction, and skip the rest if it is there",
     ),
     (

@@ -65,6 +65,8 @@ class Crew:
         self._solo = False
         self._tasks = tasks
         self._means = means
+        if means.keeper is not None:
+            means.keeper.settled = self._settled_itself
         self._marks = marks
         self._settle = settle
         self._hooks = hooks
@@ -233,7 +235,7 @@ class Crew:
             self._marks.mark_ended(job.id)
         if self._hooks:
             seconds = self._means.clock.monotonic() - began
-            tell(self._hooks, "job_ended", job, verdict, seconds)
+            tell(self._hooks, "job_ended", job, verdict or run.committed, seconds)
         if verdict is not None:
             self._settle(verdict)
         elif self._marks is not None and job.id not in self.held:
@@ -244,6 +246,10 @@ class Crew:
             self.call_claims()
         if self._empty is not None and not self.runs and not self._empty.done():
             self._empty.set_result(None)
+
+    def _settled_itself(self, verdict: Verdict) -> None:
+        """A run has stored its own end: nobody is to renew its claim any more."""
+        self.settled([verdict])
 
     def _note(self, progress: Progress) -> None:
         self.notes[progress.id] = progress

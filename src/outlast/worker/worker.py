@@ -153,7 +153,7 @@ class Worker:
             clock=self.clock, chance=self.chance, marks=self.marks,
             threads=threads if self._on_thread else None,
             processes=processes if self._on_thread else None,
-            keeper=keeper_of(store, self.clock),
+            keeper=keeper_of(store, self.clock, self._lease),
         )  # fmt: skip
         crew = Crew(self._tasks, means, self.marks, settling.put, self._hooks, self.concurrency)
         settling.settled, crew.fail = crew.settled, self._fail

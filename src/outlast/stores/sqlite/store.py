@@ -30,6 +30,7 @@ from outlast.stores.sqlite.bell import ALL, ENDED, ROOM, WORK, Bell
 from outlast.stores.sqlite.claims import claim
 from outlast.stores.sqlite.faults import mapped
 from outlast.stores.sqlite.forks import Forks
+from outlast.stores.sqlite.joined import Joinable
 from outlast.stores.sqlite.ledger import Reads
 from outlast.stores.sqlite.moves import Moves
 from outlast.stores.sqlite.news import News
@@ -54,10 +55,10 @@ __all__ = ["SqliteStore"]
 T = TypeVar("T")
 
 
-class SqliteStore(Stepped):
+class SqliteStore(Stepped, Joinable):
     """Jobs in one file on this machine."""
 
-    features = ~Feature.JOIN
+    features = ~Feature(0)
 
     def __init__(
         self,

@@ -1,0 +1,23 @@
+"""A slice of the rig: killed at each write of a job, and by lot over many; one effect each."""
+
+from __future__ import annotations
+
+import pytest
+from tests.proof.deeds import take_deeds
+
+
+@pytest.mark.timeout(600)
+def test_a_kill_at_each_write_of_a_job_with_steps_and_a_transaction() -> None:
+    deeds = take_deeds(1000, seed=1, sweep=True)
+    assert deeds.broken == {}, "\n\n".join(deeds.stories)
+    assert deeds.killed >= 20
+    assert deeds.effects == deeds.acknowledged == deeds.killed + 1
+    assert deeds.repeated > 0, "kills that interrupt no step prove nothing"
+
+
+@pytest.mark.timeout(600)
+def test_kills_by_lot_over_many_jobs() -> None:
+    deeds = take_deeds(40, seed=1)
+    assert deeds.broken == {}, "\n\n".join(deeds.stories)
+    assert deeds.killed >= 15
+    assert deeds.effects == deeds.acknowledged
