@@ -20,9 +20,10 @@ from outlast.errors import (
     ConfigurationError,
     DurabilityError,
     EnqueueUncertain,
+    StoreFull,
     StoreUnavailable,
 )
-from outlast.job import Job, Status, done, give_back
+from outlast.job import Death, Job, Status, done, give_back
 from outlast.store import Durability
 from outlast.stores import connect
 from outlast.stores.redis import engine
@@ -204,6 +205,26 @@ async def test_a_socket(own: RedisServer) -> None:
         await store.add([job()])
     async with opened(store.url) as store:
         assert len(await take(store)) == 1
+
+
+async def test_a_server_without_memory_accepts_nothing_but_lets_go(own: RedisServer) -> None:
+    async with opened(own.url()) as store:
+        jobs = [job(), job(max_crashes=1), job(), job(keep=0)]
+        await store.add(jobs)
+        own.say("CONFIG", "SET", "maxmemory", "1")
+        with pytest.raises(StoreFull, match="maxmemory"):
+            await store.add([job()])
+        claims = await take(store)
+        assert list(await store.renew(claims, 60)) == []
+        assert list(await store.settle([done(claims[0], b"1"), give_back(claims[2])])) == []
+        assert await store.recover_worker("w", Death(alone=True)) == 2
+        [again] = await take(store, 1)
+        with pytest.raises(StoreFull):
+            await store.settle([done(again, then=(job(),))])
+        depth = await store.depth("default")
+        assert (depth.done, depth.dead, depth.running) == (1, 1, 1)
+        own.say("CONFIG", "SET", "maxmemory", "0")
+        await store.add([job()])
 
 
 # -- restarts

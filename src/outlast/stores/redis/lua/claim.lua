@@ -8,6 +8,8 @@ local newest, again, many = ARGV[7] == '1', ARGV[8] == '1', tonumber(ARGV[9])
 local answer, claimed, leases, taken = {0}, {}, {}, {}
 local steps = 0
 
+despite_full_memory()
+
 local function receipt(id) return sub(redis.sha1hex(token .. id), 1, 32) end
 
 if again then

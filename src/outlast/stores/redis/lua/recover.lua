@@ -4,6 +4,7 @@
 -- A lease that ran out while the server was away is nobody's crash: in a new run of the server all
 -- leases get the longest that was ever given, before anything is taken back.
 
+despite_full_memory()
 local limit, run = tonumber(ARGV[3]), ARGV[4]
 if call('HGET', P .. 'm', 'run') ~= run then
   local until_then = mono + tonumber(call('HGET', P .. 'm', 'lease') or 0)

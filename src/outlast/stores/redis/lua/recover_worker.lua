@@ -2,6 +2,7 @@
 -- ARGV: now, mono, worker, sole (1), failure, started: how many or -1 for all, ids; blamed: the same.
 -- Answer: how many.
 
+despite_full_memory()
 local worker, sole, failure = ARGV[3], ARGV[4] == '1', ARGV[5]
 local at = 6
 

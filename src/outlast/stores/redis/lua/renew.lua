@@ -2,6 +2,7 @@
 -- ARGV: now, mono, lease, how many, then id, receipt, progress or '' of each.
 -- Answer: index and reason of each claim that is lost, or that somebody wants cancelled.
 
+despite_full_memory()
 local lease, answer, leases = tonumber(ARGV[3]), {}, {}
 for n = 1, tonumber(ARGV[4]) do
   local id, receipt, note = ARGV[2 + 3 * n], ARGV[3 + 3 * n], ARGV[4 + 3 * n]

@@ -6,6 +6,7 @@
 -- lost: what was settled by the same receipt before counts as held, what is gone as settled.
 
 local again, many = ARGV[3] == '1', tonumber(ARGV[4])
+if ARGV[#ARGV] == '0' then despite_full_memory() end -- nothing follows
 local followers, of = read_jobs(4 + 6 * many, true), {}
 for _, job in ipairs(followers) do
   of[job.after] = of[job.after] or {}
