@@ -6,7 +6,6 @@ program. ``python -m tests.proof.fleet --rounds 300``.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import ctypes
@@ -20,13 +19,12 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
 from tests.proof import journal as journals
 from tests.proof import tolls
 from tests.proof.actors import dumped_in_child
 from tests.proof.checker import check
 from tests.proof.journal import Journal
-from tests.proof.kill import Toll
+from tests.proof.kill import Toll, in_fresh_process, run_rounds
 from tests.proof.patience import linger, until
 from tests.proof.processes import Child, die_with_parent, fork
 from tests.proof.stores import sqlite_store
@@ -291,26 +289,8 @@ def _adopt_orphans() -> None:
 
 def take_fleet_toll(rounds: int, seed: int, budget: float = 3600.0) -> Toll:
     """Run the rounds in a fresh process."""
-    words = ["--rounds", str(rounds), "--seed", str(seed), "--budget", str(budget)]
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.proof.fleet", *words],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        check=True,
-        timeout=budget + 300,
-    )
-    return msgspec.json.decode(done.stdout, type=Toll)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=300)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--budget", type=float, default=3600.0)
-    told = parser.parse_args()
-    toll = fleet_rounds(told.rounds, told.seed, told.budget)
-    print(msgspec.json.encode(toll).decode())
+    return in_fresh_process("fleet", rounds, seed, budget)
 
 
 if __name__ == "__main__":
-    main()
+    run_rounds(__doc__, 300, fleet_rounds)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING, Literal, Protocol
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
@@ -51,33 +52,21 @@ class Event(msgspec.Struct, frozen=True, omit_defaults=True):
     target: int = 0
 
 
-class Witness(Protocol):
+class Witness(ABC):
     """Whoever is told what happens."""
 
     @property
+    @abstractmethod
     def pid(self) -> int:
         """The process that the events are written down for."""
 
-    def write(
-        self,
-        kind: Kind,
-        id: str = "",
-        *,
-        attempt: int = 0,
-        token: str = "",
-        note: str = "",
-        lane: str = "",
-        target: int = 0,
-    ) -> None: ...
+    @abstractmethod
+    def now(self) -> float:
+        """The moment of what is told now."""
 
-
-class Memo:
-    """Keeps events in memory, at moments that ``now`` tells, as process number ``pid``."""
-
-    def __init__(self, now: Callable[[], float], pid: int = 1) -> None:
-        self.events: list[Event] = []
-        self.now = now
-        self.pid = pid
+    @abstractmethod
+    def keep(self, event: Event) -> None:
+        """Put it on record."""
 
     def write(
         self,
@@ -90,11 +79,31 @@ class Memo:
         lane: str = "",
         target: int = 0,
     ) -> None:
+        """Put an event of this moment on record."""
         event = Event(kind, self.now(), self.pid, id, attempt, token, note, lane, target)
+        self.keep(event)
+
+
+class Memo(Witness):
+    """Keeps events in memory, at moments that ``now`` tells, as process number ``pid``."""
+
+    def __init__(self, now: Callable[[], float], pid: int = 1) -> None:
+        self.events: list[Event] = []
+        self._now = now
+        self._pid = pid
+
+    @property
+    def pid(self) -> int:
+        return self._pid
+
+    def now(self) -> float:
+        return self._now()
+
+    def keep(self, event: Event) -> None:
         self.events.append(event)
 
 
-class Journal:
+class Journal(Witness):
     """Appends events to a file of this process alone, each with one ``write``.
 
     The page cache outlives a killed process, so what ``write`` returned from is on record. A
@@ -111,21 +120,12 @@ class Journal:
     def pid(self) -> int:
         return os.getpid()
 
-    def write(
-        self,
-        kind: Kind,
-        id: str = "",
-        *,
-        attempt: int = 0,
-        token: str = "",
-        note: str = "",
-        lane: str = "",
-        target: int = 0,
-    ) -> None:
-        pid = os.getpid()
-        if pid != self._pid:
-            self._open(pid)
-        event = Event(kind, time.monotonic(), pid, id, attempt, token, note, lane, target)
+    def now(self) -> float:
+        return time.monotonic()
+
+    def keep(self, event: Event) -> None:
+        if event.pid != self._pid:
+            self._open(event.pid)
         line = self._encoder.encode(event) + b"\n"
         if os.write(self._file, line) != len(line):
             raise OSError("the journal took half a line: is the disk full?")

@@ -16,6 +16,7 @@ import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 from tests.proof import journal as journals
@@ -26,7 +27,10 @@ from tests.proof.patience import linger, until
 from tests.proof.processes import Child, fork
 from tests.proof.stores import sqlite_store
 
-__all__ = ["Toll", "bare_rounds", "take_toll"]
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["Toll", "bare_rounds", "in_fresh_process", "run_rounds", "take_toll"]
 
 SESSION = 250
 """Rounds on one store before it is drained and judged."""
@@ -45,6 +49,9 @@ class Toll:
     stories: list[str] = field(default_factory=list)
     recovery_p99: float = 0.0
     recovery_worst: float = 0.0
+    start_worst: float = 0.0
+    """The longest that a job waited for its first start, where that was measured: the machine's
+    own pace, by which a recovery is judged."""
     seconds: float = 0.0
     seed: int = 0
 
@@ -125,26 +132,31 @@ def _life(db: Path, witness: Path, seed: int) -> None:
 
 def take_toll(rounds: int, seed: int, budget: float = 3600.0) -> Toll:
     """Run the rounds in a fresh process, which is small and forks fast."""
+    return in_fresh_process("kill", rounds, seed, budget)
+
+
+def in_fresh_process(rig: str, rounds: int, seed: int, budget: float) -> Toll:
+    """What a module of this folder with ``run_rounds`` as its main prints."""
     words = ["--rounds", str(rounds), "--seed", str(seed), "--budget", str(budget)]
     done = subprocess.run(
-        [sys.executable, "-m", "tests.proof.kill", *words],
+        [sys.executable, "-m", f"tests.proof.{rig}", *words],
         cwd=Path(__file__).parents[2],
         stdout=subprocess.PIPE,
         check=True,
-        timeout=budget + 120,
+        timeout=budget + 300,
     )
     return msgspec.json.decode(done.stdout, type=Toll)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=1000)
+def run_rounds(about: str | None, rounds: int, run: Callable[[int, int, float], Toll]) -> None:
+    """The main program of a rig that counts rounds: so many by default, and JSON in the end."""
+    parser = argparse.ArgumentParser(description=about)
+    parser.add_argument("--rounds", type=int, default=rounds)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--budget", type=float, default=3600.0)
     told = parser.parse_args()
-    toll = bare_rounds(told.rounds, told.seed, told.budget)
-    print(msgspec.json.encode(toll).decode())
+    print(msgspec.json.encode(run(told.rounds, told.seed, told.budget)).decode())
 
 
 if __name__ == "__main__":
-    main()
+    run_rounds(__doc__, 1000, bare_rounds)

@@ -5,27 +5,23 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import os
 import random
 import signal
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
 from tests.proof import journal as journals
 from tests.proof import tolls
 from tests.proof.actors import dumped_in_child
 from tests.proof.checker import check
 from tests.proof.fleet import work
 from tests.proof.journal import Journal
-from tests.proof.kill import Toll
+from tests.proof.kill import Toll, in_fresh_process, run_rounds
 from tests.proof.patience import linger, until
 from tests.proof.processes import Child, fork, in_child
 from tests.proof.stores import sqlite_store
@@ -90,6 +86,7 @@ def recovery_rounds(rounds: int, seed: int, budget: float = 3600.0) -> Toll:
         final = dumped_in_child(lambda: sqlite_store(folder / "proof.db"), folder / "final.json")
         events = journals.read(witness)
         toll.add(check(events, final, author=_author), events)
+        toll.start_worst = max(_first_starts(events), default=0.0)
     toll.seconds = time.monotonic() - began
     return toll
 
@@ -111,6 +108,16 @@ def _one_kill(witness: Path, rig: Journal, workers: dict[int, Child], pause: flo
     workers.pop(victim).kill()
 
 
+def _first_starts(events: list[journals.Event]) -> list[float]:
+    """Seconds from adding each job to its first start."""
+    added = {event.id: event.at for event in events if event.kind == "invoke"}
+    started: dict[str, float] = {}
+    for event in events:
+        if event.kind == "start":
+            started.setdefault(event.id, event.at)
+    return [at - added[id] for id, at in started.items()]
+
+
 def _count(witness: Path, kind: str) -> int:
     with contextlib.suppress(FileNotFoundError):
         return sum(event.kind == kind for event in journals.read(witness))
@@ -123,25 +130,8 @@ def _author(job: Job) -> tuple[int, int] | None:
 
 def take_recovery(rounds: int, seed: int) -> Toll:
     """Run the rounds in a fresh process."""
-    words = ["--rounds", str(rounds), "--seed", str(seed)]
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.proof.recovery", *words],
-        cwd=Path(__file__).parents[2],
-        stdout=subprocess.PIPE,
-        check=True,
-        timeout=60 + rounds * 10,
-    )
-    return msgspec.json.decode(done.stdout, type=Toll)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--budget", type=float, default=3600.0)
-    told = parser.parse_args()
-    print(msgspec.json.encode(recovery_rounds(told.rounds, told.seed, told.budget)).decode())
+    return in_fresh_process("recovery", rounds, seed, 60.0 * rounds)
 
 
 if __name__ == "__main__":
-    main()
+    run_rounds(__doc__, 20, recovery_rounds)

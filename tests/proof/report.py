@@ -29,6 +29,8 @@ class Line(msgspec.Struct, kw_only=True):
     seconds: float
     command: str
     numbers: dict[str, Any]
+    mended: str = ""
+    """What it found, and where that was mended: only what ran afterwards counts."""
 
     def number(self, name: str) -> float:
         value = self.numbers.get(name, 0)
@@ -171,7 +173,8 @@ def render(lines: Sequence[Line]) -> str:
     """The page."""
     by_kind: dict[str, list[Line]] = defaultdict(list)
     for line in lines:
-        by_kind[line.kind].append(line)
+        if not line.mended:
+            by_kind[line.kind].append(line)
     page = [
         "# Proof",
         "",
@@ -195,7 +198,27 @@ def render(lines: Sequence[Line]) -> str:
     for kind in TITLES:
         if by_kind[kind]:
             page += ["", *_section(kind, by_kind[kind])]
+    page += _found(lines)
     return "\n".join(page) + "\n"
+
+
+def _found(lines: Sequence[Line]) -> list[str]:
+    """What was wrong, once each; the counts began anew when it was mended."""
+    by_fault: dict[str, list[Line]] = defaultdict(list)
+    for line in lines:
+        if line.mended:
+            by_fault[line.mended].append(line)
+    if not by_fault:
+        return []
+    page = ["", "## What was found", ""]
+    page += [
+        "Runs that found something, and those before them at the same code, don't count:",
+        "",
+    ]
+    for fault, some in by_fault.items():
+        kinds = ", ".join(dict.fromkeys(TITLES[line.kind][0].lower() for line in some))
+        page.append(f"- {fault} ({kinds}: {len(some)} pieces left out of the sums)")
+    return page
 
 
 def _header(lines: Sequence[Line]) -> list[str]:

@@ -93,6 +93,14 @@ def test_what_weaker_settings_lose_is_shown_apart(tmp_path: Path) -> None:
     assert "Nothing was run yet." in render([])
 
 
+def test_what_was_mended_counts_no_more_and_is_told() -> None:
+    old = line("sim", 0, seeds=7, broken={"stuck": 1})
+    old.mended = "a job stood still; mended in abc"
+    page = render([old, line("sim", 1, seeds=5, broken={})])
+    assert "| Deterministic simulation | 5 seeds | 0 | 0 |" in page
+    assert "- a job stood still; mended in abc (deterministic simulation: 1 pieces" in page
+
+
 def test_each_path_is_shown_by_itself_and_comes_round_with_the_seeds() -> None:
     page = render(
         [
