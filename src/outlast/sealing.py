@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from outlast.job import Added, Job, Lost, Step, Verdict
-    from outlast.store import Joined, Joining, Stepping, Store, Transaction
+    from outlast.store import Joined, Joining, Prompt, Stepping, Store, Transaction
 
 __all__ = ["Keys", "Vault"]
 
@@ -136,8 +136,15 @@ class Vault:
         worker: str,
         newest: bool = False,
     ) -> Sequence[Claim]:
-        """Claims that can be trusted; the others are buried at once, with the reason."""
+        """Claims that can be trusted."""
         found = await self._store.claim(queues, tasks, limit, lease, worker, newest)
+        return await self._trusted(found)
+
+    async def claim_next(self, *how: Any) -> Sequence[Claim]:
+        return await self._trusted(await cast("Prompt", self._store).claim_next(*how))
+
+    async def _trusted(self, found: Sequence[Claim]) -> Sequence[Claim]:
+        """The others are buried at once, with the reason."""
         good, bad = [], []
         for claim in found:
             try:

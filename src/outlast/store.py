@@ -10,6 +10,7 @@ from msgspec import Struct
 from outlast.job import Depth
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Sequence
     from concurrent.futures import Future
     from pathlib import Path
@@ -25,6 +26,7 @@ __all__ = [
     "Joining",
     "Ledger",
     "Line",
+    "Prompt",
     "Stepping",
     "Store",
     "Transaction",
@@ -76,6 +78,8 @@ class Feature(Flag):
     """``add`` and ``settle`` inside the caller's own transaction."""
     PUSH = auto()
     """``wait`` wakes on news instead of polling."""
+    PROMPT = auto()
+    """The ``Prompt`` protocol."""
 
 
 class Store(Protocol):
@@ -335,6 +339,28 @@ class Joining(Protocol):
         """A transaction on a connection of the store's or of the caller's, as in ``joined``.
 
         Raises ``StoreUnavailable`` if it can't begin within so many seconds.
+        """
+        ...
+
+
+class Prompt(Protocol):
+    """Where ``Feature.PROMPT`` is set: a claim that waits where the work arrives."""
+
+    async def claim_next(
+        self,
+        queues: Sequence[str],
+        tasks: Sequence[str | None],
+        limit: int,
+        lease: float,
+        worker: str,
+        timeout: float,
+        enough: asyncio.Future[None],
+    ) -> Sequence[Claim]:
+        """``claim`` at once if something may have changed since the last look, and else then.
+
+        It waits as ``wait`` does, for at most ``timeout`` seconds or until ``enough`` is done, and
+        then claims what there is, which may be nothing. To be used instead of ``claim`` and
+        ``wait`` by the one caller that a handle serves.
         """
         ...
 

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from tests.conformance.steps import FullStore
 
 UNSUPPORTED: dict[str, set[str]] = {
-    "memory": {"JOIN", "backup"},
+    "memory": {"JOIN", "PROMPT", "backup"},
     "sqlite": set(),
-    "postgresql": {"REPEATS", "STEPS", "JOIN", "backup"},
-    "redis": {"STEPS", "JOIN", "backup"},
+    "postgresql": {"REPEATS", "STEPS", "JOIN", "PROMPT", "backup"},
+    "redis": {"STEPS", "JOIN", "PROMPT", "backup"},
 }
 
 

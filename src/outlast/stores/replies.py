@@ -30,6 +30,11 @@ class Reply(Generic[T]):
         self.reply: asyncio.Future[T] | Future[T] | None = None
         self.told = False
 
+    @property
+    def wanted(self) -> bool:
+        """Whether somebody still waits for the answer."""
+        return self.reply is not None and not self.reply.done()
+
     def orphan(self, undo: Callable[[T], None]) -> None:
         """In the loop of the caller, which was cancelled: nobody will see the answer."""
         self.undo = undo
@@ -41,7 +46,7 @@ class Reply(Generic[T]):
         reply, self.reply = self.reply, None
         if reply is None:
             return
-        if reply.cancelled():
+        if reply.done():
             self._take_back()
         elif self.error is not None:
             reply.set_exception(self.error)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from outlast.errors import StoreUnavailable
-from outlast.store import Feature
+from outlast.store import Feature, Prompt
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
     from outlast.clock import Clock
+    from outlast.job import Claim
     from outlast.store import Store
     from outlast.worker.crew import Crew
     from outlast.worker.settle import Settling
@@ -80,6 +81,8 @@ class Claims:
         self._lease = lease
         self._worker = worker
         self._poll = PUSHED_POLL if store.features & Feature.PUSH else POLL
+        self._prompt = cast("Prompt", store) if store.features & Feature.PROMPT else None
+        self._enough: asyncio.Future[None] | None = None
         self._stopped = False
         self._asleep: asyncio.Future[None] | None = None
         self._demand: asyncio.Future[None] | None = None
@@ -94,8 +97,9 @@ class Claims:
     def stop(self) -> None:
         """End the loop. A claim in flight is waited for, since its jobs would hang otherwise."""
         self._stopped = True
-        if self._asleep is not None:
-            self._asleep.cancel()
+        for waiting in (self._asleep, self._enough):
+            if waiting is not None:
+                waiting.cancel()
 
     async def loop(self) -> None:
         """Claim until stopped."""
@@ -111,9 +115,7 @@ class Claims:
                 # Also later: a program may import a module of tasks when it first needs it.
                 self._names = sorted(self._tasks)
             try:
-                claims = await self._store.claim(
-                    self._queues, self._names, want, self._lease, self._worker
-                )
+                claims = await self._claim(want)
                 pause = 0.02
             except StoreUnavailable as error:
                 self.struck(error)
@@ -124,7 +126,7 @@ class Claims:
             if claims:
                 self._fruitless = 0
                 self._crew.accept(claims)
-            if len(claims) < want and not self._stopped:
+            if len(claims) < want and self._prompt is None and not self._stopped:
                 await self._wait()
 
     def _is_stopped(self) -> bool:
@@ -144,13 +146,32 @@ class Claims:
             return free + ahead
         return ahead + free if -free <= ahead // 2 else 0
 
+    async def _claim(self, want: int) -> Sequence[Claim]:
+        """What there is; from a store that can, as soon as there is something."""
+        wanted = (self._queues, self._names, want, self._lease, self._worker)
+        if self._prompt is None:
+            return await self._store.claim(*wanted)
+        self._enough = asyncio.get_running_loop().create_future()
+        began = self._clock.monotonic()
+        try:
+            claims = await self._prompt.claim_next(*wanted, self._poll, self._enough)
+        finally:
+            self._enough = None
+        if not claims:
+            await self._slow_down(began)
+        return claims
+
     async def _wait(self) -> None:
-        """Until there is news. A wait that comes back at once with nothing is slowed down."""
+        """Until there is news."""
         began = self._clock.monotonic()
         try:
             await self._sleep(asyncio.ensure_future(self._store.wait(self._queues, self._poll)))
         except StoreUnavailable as error:
             log.warning("no news, the store can't be reached: %s", error)
+        await self._slow_down(began)
+
+    async def _slow_down(self, began: float) -> None:
+        """A wait that comes back at once with nothing, again and again, is made longer."""
         if self._clock.monotonic() - began > 0.002:
             self._fruitless = 0
             return

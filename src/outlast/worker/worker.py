@@ -49,13 +49,15 @@ FLUSH = 2.0
 class Worker:
     """Claims jobs of some queues, runs those whose tasks it has, and settles them.
 
-    ``open_store`` gives a store that is not open yet; it is called twice. ``lease`` is how many
-    seconds a job stays ours without a sign of life, ``grace`` how many a running job has to end
-    after ``stop``. ``id`` must never be used twice; without it one is made. ``renew_on="loop"``
-    does without any thread or process of our own, for simulations: plain functions then run in
-    the event loop, and a task that blocks it can lose its lease. ``kill`` ends this process when a
-    task blocks the loop for too long. ``before_claims`` is awaited when the store is open. ``home``
-    is a module that defines the ``processes=True`` tasks, if the functions' own modules don't.
+    ``open_store`` gives a store that is not open yet; it is called twice, or once with ``store``:
+    one that is open in this event loop for as long as the worker runs, and serves no other worker.
+    ``lease`` is how many seconds a job stays ours without a sign of life, ``grace`` how many a
+    running job has to end after ``stop``. ``id`` must never be used twice; without it one is made.
+    ``renew_on="loop"`` does without any thread or process of our own, for simulations: plain
+    functions then run in the event loop, and a task that blocks it can lose its lease. ``kill``
+    ends this process when a task blocks the loop for too long. ``before_claims`` is awaited when
+    the store is open. ``home`` is a module that defines the ``processes=True`` tasks, if the
+    functions' own modules don't.
 
     Raises ``ConfigurationError`` if an option is wrong.
     """
@@ -77,6 +79,7 @@ class Worker:
         kill: Callable[[], None] | None = None,
         before_claims: Callable[[Worker], Awaitable[None]] | None = None,
         home: str | None = None,
+        store: Store | None = None,
     ) -> None:
         _check(queues, concurrency, lease, grace)
         self.queues = tuple(dict.fromkeys(queues))
@@ -99,6 +102,7 @@ class Worker:
         self._kill = kill
         self._before_claims = before_claims
         self._home = home
+        self._lent = store
         self._stopping = False
         self._hurrying = False
         self._stop: asyncio.Future[None] | None = None
@@ -134,16 +138,23 @@ class Worker:
         self._stop, self._hurry = loop.create_future(), loop.create_future()
         if self._stopping:
             return
-        self.store = store = self._open_store()
+        if self._lent is not None:
+            await self._hold(self._lent)
+            return
+        store = self._open_store()
         await store.open()
         try:
-            if store.lifelines is not None:
-                slots = 2 * self.concurrency + 2 * MAX_AHEAD + MAX_UNSETTLED
-                self.marks = Lifeline(store.lifelines, self.id, slots)
-                self.marks.hold()
-            await self._work(store)
+            await self._hold(store)
         finally:
             await store.close()
+
+    async def _hold(self, store: Store) -> None:
+        self.store = store
+        if store.lifelines is not None:
+            slots = 2 * self.concurrency + 2 * MAX_AHEAD + MAX_UNSETTLED
+            self.marks = Lifeline(store.lifelines, self.id, slots)
+            self.marks.hold()
+        await self._work(store)
 
     async def _work(self, store: Store) -> None:
         threads = WorkerThreads(self.concurrency)

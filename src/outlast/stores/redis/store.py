@@ -58,7 +58,7 @@ _left: list[Engine] = []
 class RedisStore:
     """The jobs of one namespace on a server."""
 
-    features = ~(Feature.STEPS | Feature.JOIN)
+    features = ~(Feature.STEPS | Feature.JOIN | Feature.PROMPT)
 
     def __init__(
         self,

@@ -41,6 +41,11 @@ class News:
         for queue in queues:
             self._looked[kind, queue] = count
 
+    def is_seen(self, kind: int, queues: Iterable[str]) -> bool:
+        """Whether somebody has looked, and nothing was committed since."""
+        count = self._counts[kind]
+        return all(self._looked.get((kind, queue)) == count for queue in queues)
+
     def is_new(self, kind: int, queues: Iterable[str]) -> bool:
         """Whether something was committed since the last look; asking is the next look."""
         count = self._counts[kind]

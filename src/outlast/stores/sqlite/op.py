@@ -21,10 +21,12 @@ class Op(Reply[T]):
     """One call waiting for the writer. ``synced``: its answer promises that it is on disk.
 
     ``jobs`` are those of an ``add``. They are ``alike`` too if they differ in nothing but id and
-    payload and can't be refused: then they may be written with those of other calls.
+    payload and can't be refused: then they may be written with those of other calls. ``idle`` marks
+    a call that waits until there is something to do for it, and says whether that is still so;
+    ``landed`` is told the news of the transaction in which it was done, as the last of its calls.
     """
 
-    __slots__ = ("alike", "jobs", "run", "size", "synced")
+    __slots__ = ("alike", "idle", "jobs", "landed", "run", "size", "synced")
 
     def __init__(
         self,
@@ -40,3 +42,5 @@ class Op(Reply[T]):
         self.size = size
         self.jobs = jobs
         self.alike = alike
+        self.idle: Callable[[], bool] | None = None
+        self.landed: Callable[[int], None] | None = None

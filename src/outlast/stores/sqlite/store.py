@@ -25,9 +25,9 @@ from outlast.job import give_back
 from outlast.limits import check_job, check_jobs, is_plain
 from outlast.store import Durability, Feature
 from outlast.stores.sqlite import files, opening, schema, upkeep
+from outlast.stores.sqlite.asking import claim_op, wait_for
 from outlast.stores.sqlite.backup import backup
 from outlast.stores.sqlite.bell import ALL, ENDED, ROOM, WORK, Bell
-from outlast.stores.sqlite.claims import claim
 from outlast.stores.sqlite.faults import mapped
 from outlast.stores.sqlite.forks import Forks
 from outlast.stores.sqlite.joined import Joinable
@@ -131,15 +131,9 @@ class SqliteStore(Stepped, Joinable):
         if not self._ballast.is_needed():
             self._ballast.keep()
         writer = Writer(
-            connect,
-            Moves(self.namespace, self._clock),
-            self.path,
-            folder,
-            identity,
-            self._ballast,
-            self._required,
-            self._committed,
-        )
+            connect, Moves(self.namespace, self._clock), self.path, folder, identity,
+            self._ballast, self._required, self._committed,
+        )  # fmt: skip
         try:
             self._reader = Reader(connect, self.namespace, identity)
         except BaseException:
@@ -148,7 +142,7 @@ class SqliteStore(Stepped, Joinable):
         self._writer = writer
         Forks.opened(identity)
         self._identity = identity
-        self._bell = Bell(folder, self._chance.token().hex(), self._news.heard)
+        self._bell = Bell(folder, self._chance.token().hex(), self._heard)
         self._pid = os.getpid()
 
     def _recover_the_dead(self) -> None:
@@ -217,6 +211,20 @@ class SqliteStore(Stepped, Joinable):
         op = self._claim_op(queues, tasks, limit, lease, worker, newest)
         return [] if op is None else await self._do(op, self._unclaim)
 
+    async def claim_next(
+        self,
+        queues: Sequence[str],
+        tasks: Sequence[str | None],
+        limit: int,
+        lease: float,
+        worker: str,
+        timeout: float,
+        enough: asyncio.Future[None],
+    ) -> list[Claim]:
+        op = self._claim_op(queues, tasks, limit, lease, worker, patient=True)
+        place = self._writing(), self._reading(), self._clock, self._unclaim
+        return [] if op is None else await wait_for(op, timeout, enough, *place)
+
     def claim_now(
         self,
         queues: Sequence[str],
@@ -255,23 +263,14 @@ class SqliteStore(Stepped, Joinable):
         queues: Sequence[str],
         tasks: Sequence[str | None],
         limit: int,
-        lease: float,
-        worker: str,
-        newest: bool,
+        *others: Any,
+        patient: bool = False,
     ) -> Op[list[Claim]] | None:
         self._check_open()
         if limit <= 0:
             return None
         self._listen()
-
-        def run(moves: Moves) -> list[Claim]:
-            seen = self._news.count(WORK)
-            found = claim(moves, self._chance, queues, tasks, limit, lease, worker, newest)
-            if len(found) < limit:
-                self._news.look(WORK, queues, seen)
-            return found
-
-        return Op(run, False, limit)
+        return claim_op(self._news, self._chance, queues, tasks, limit, *others, patient=patient)
 
     async def settle(self, verdicts: Sequence[Verdict]) -> list[Lost]:
         return await self._do(self._settle_op(verdicts)) if verdicts else []
@@ -347,19 +346,11 @@ class SqliteStore(Stepped, Joinable):
         after: str | None = None,
         limit: int = 100,
     ) -> Sequence[Job]:
-        return await self._read(
-            partial(
-                Reads.find,
-                status=status,
-                queue=queue,
-                task=task,
-                key=key,
-                since=since,
-                until=until,
-                after=after,
-                limit=limit,
-            )
-        )
+        run = partial(
+            Reads.find, status=status, queue=queue, task=task, key=key, since=since, until=until,
+            after=after, limit=limit,
+        )  # fmt: skip
+        return await self._read(run)
 
     async def cancel(self, ids: Sequence[str]) -> Sequence[Cancelled]:
         return await self._do(Op(partial(upkeep.cancel, ids=ids), synced=True, size=len(ids)))
@@ -478,6 +469,13 @@ class SqliteStore(Stepped, Joinable):
         bell = self._bell
         if bell is not None:
             bell.ring(news)
+
+    def _heard(self, news: int) -> None:
+        """In the bell's thread: something was committed elsewhere."""
+        self._news.heard(news)
+        writer = self._writer
+        if news & WORK and writer is not None:
+            writer.rouse()
 
     def _changed(self) -> bool:
         """Whether the file was written to: for systems where no bell can be heard."""

@@ -29,6 +29,7 @@ from outlast.errors import (
 from outlast.limits import are_alike
 from outlast.stores.replies import deliver
 from outlast.stores.sqlite import schema
+from outlast.stores.sqlite.bell import WORK
 from outlast.stores.sqlite.faults import OF_ONE_CALL, UNREADABLE, Doubtful, is_full, mapped
 from outlast.stores.sqlite.forks import Gate
 from outlast.stores.sqlite.mend import mend
@@ -87,6 +88,8 @@ class Writer:
         self._committed = committed
         self._turn = Turn(folder)
         self._waiting: deque[Op[Any]] = deque()
+        self._parked: list[Op[Any]] = []
+        self._roused = False
         self._wake = threading.Event()
         self._closing = self._ended = False
         self._broken: StoreError | None = None
@@ -123,6 +126,11 @@ class Writer:
         if self._ended:
             self._refuse_the_rest()
 
+    def rouse(self) -> None:
+        """Have the calls done that wait until there is something to do (``Op.idle``)."""
+        self._roused = True
+        self._wake.set()
+
     def close(self) -> None:
         """Finish what is waiting, tidy the log up, let go. Blocks."""
         self._closing = True
@@ -133,7 +141,9 @@ class Writer:
         self._turn.close()
 
     def _refuse_the_rest(self) -> None:
-        """What came too late for the thread."""
+        """What came too late for the thread, or waits for what will never come."""
+        parked, self._parked = self._parked, []
+        self._fail(parked, StoreClosed("the store is closed"))
         with contextlib.suppress(IndexError):
             while True:
                 self._fail([self._waiting.popleft()], StoreClosed("the store is closed"))
@@ -144,8 +154,7 @@ class Writer:
         while True:
             self._wake.wait()
             self._wake.clear()
-            while self._waiting:
-                group = self._take()
+            while group := self._take():
                 with self._gate:
                     try:
                         self._serve(group)
@@ -158,12 +167,30 @@ class Writer:
         self._gate.close()
 
     def _take(self) -> list[Op[Any]]:
-        group, size = [], 0
+        """What to do next. Last come the calls that waited for what the others may bring."""
+        group: list[Op[Any]] = []
+        last: list[Op[Any]] = []
+        size, adds = 0, False
+        if self._roused:
+            self._roused = False
+            last = self._unpark()
         while self._waiting and size < GROUP:
             op = self._waiting.popleft()
-            group.append(op)
             size += op.size
-        return group
+            if op.idle is None:
+                group.append(op)
+                adds = adds or op.jobs is not None
+            elif op.idle():
+                self._parked = [*self._unpark(), op]
+            else:
+                last.append(op)
+        if adds and self._parked:
+            last += self._unpark()
+        return group + last
+
+    def _unpark(self) -> list[Op[Any]]:
+        parked, self._parked = self._parked, []
+        return [op for op in parked if op.wanted]
 
     def _serve(self, group: list[Op[Any]]) -> None:
         if self._broken is None and not self._sound:
@@ -191,9 +218,14 @@ class Writer:
             self._after_error(group, error)
         else:
             self._strikes = 0
-            deliver(group)
             if news:
                 self._committed(news)
+            if news & WORK and self._parked:
+                self._roused = True
+            for op in group:
+                if op.landed is not None:
+                    op.landed(news)
+            deliver(group)
             self._turn.yield_to_others()
             if self._pages - self._checkpointed >= CHECKPOINT_PAGES:
                 self._checkpoint()
