@@ -79,6 +79,15 @@ class Desk:
             return self._handles(calls, within.add(jobs) if jobs else ())
         return self._handles(calls, await store.add(jobs) if jobs else ())
 
+    async def submit_one(self, call: Call[R]) -> Handle[R]:
+        store, task = self._access.store(), call.task
+        if task.needs is not None:
+            _check(task.name, task.needs, store.features)
+        (answer,) = await store.add((call.job,))
+        if answer.conflict:
+            raise _conflict(answer)
+        return Handle(answer.id, answer.created, self, task.decode_result)
+
     def submit_sync(self, calls: Sequence[Call[R]]) -> list[Handle[R]]:
         async def add(store: Store) -> Sequence[Added]:
             jobs = self._jobs(calls, store)
@@ -170,9 +179,7 @@ class Desk:
         handles = []
         for call, answer in zip(calls, added, strict=True):
             if answer.conflict:
-                raise KeyConflict(
-                    f"job {answer.id} is stored already, with other arguments; nothing was stored"
-                )
+                raise _conflict(answer)
             handles.append(Handle(answer.id, answer.created, self, call.task.decode_result))
         return handles
 
@@ -181,6 +188,12 @@ async def _emit(store: Store, name: str, payload: bytes, keep: float) -> bool:
     if Feature.STEPS not in store.features:
         raise Unsupported(f"{store.url} keeps no events; use a store that does, such as sqlite")
     return await cast("Stepping", store).emit(name, payload, keep)
+
+
+def _conflict(answer: Added) -> KeyConflict:
+    return KeyConflict(
+        f"job {answer.id} is stored already, with other arguments; nothing was stored"
+    )
 
 
 def _check(task: str, wanted: Feature, features: Feature) -> None:

@@ -8,6 +8,9 @@ from typing import Literal
 
 from msgspec import Struct
 
+# gc=False: records hold no reference back, so there is no cycle to look for, and a thousand of them
+# in a batch cost the collector nothing.
+
 __all__ = [
     "DAY",
     "Added",
@@ -49,7 +52,7 @@ class Status(StrEnum):
         return self not in (Status.QUEUED, Status.RUNNING)
 
 
-class Failure(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Failure(Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
     """Why a run or a job ended badly, as text: no class is ever rebuilt from it.
 
     ``kind`` is one of ``error`` (the task raised), ``timeout``, ``crash`` (the worker died),
@@ -68,7 +71,7 @@ class Failure(Struct, frozen=True, kw_only=True, omit_defaults=True):
     since: float | None = None
 
 
-class Progress(Struct, frozen=True, kw_only=True):
+class Progress(Struct, frozen=True, gc=False, kw_only=True):
     """How far a running job says it is: a fraction in [0, 1] or None, and a short text."""
 
     id: str
@@ -76,7 +79,7 @@ class Progress(Struct, frozen=True, kw_only=True):
     text: str = ""
 
 
-class Job(Struct, frozen=True, kw_only=True):
+class Job(Struct, frozen=True, gc=False, kw_only=True):
     """One stored call of a task, or one item of a queue (``task`` is then None).
 
     ``delay`` and ``ttl`` are relative seconds and only read by ``Store.add``, which turns them into
@@ -123,7 +126,7 @@ class Job(Struct, frozen=True, kw_only=True):
     worker: str | None = None
 
 
-class Claim(Struct, frozen=True):
+class Claim(Struct, frozen=True, gc=False):
     """A job in a worker's hands. ``receipt`` is the store's own: random, opaque to others.
 
     ``fence`` is for the outside world: of two claims of a job that were started, the later one has
@@ -135,7 +138,7 @@ class Claim(Struct, frozen=True):
     fence: int = 0
 
 
-class Step(Struct, frozen=True, kw_only=True):
+class Step(Struct, frozen=True, gc=False, kw_only=True):
     """A piece of a job that was done once: its result, or how long it is still to be waited for.
 
     ``digest`` stands for its arguments. ``delay`` is read by ``Stepping.remember`` alone, which
@@ -151,7 +154,7 @@ class Step(Struct, frozen=True, kw_only=True):
     event: str | None = None
 
 
-class Added(Struct, frozen=True):
+class Added(Struct, frozen=True, gc=False):
     """What became of one job given to ``add``.
 
     ``id`` is the job that now stands for it: itself, or the one that holds its key. ``created`` is
@@ -164,14 +167,14 @@ class Added(Struct, frozen=True):
     conflict: bool = False
 
 
-class Lost(Struct, frozen=True):
+class Lost(Struct, frozen=True, gc=False):
     """A claim that is not ours any more, or that someone asked to cancel."""
 
     claim: Claim
     reason: Literal["lost", "cancelled"]
 
 
-class Verdict(Struct, frozen=True):
+class Verdict(Struct, frozen=True, gc=False):
     """What was decided about a claim. Made only by the five functions below.
 
     ``then`` are jobs added in the same atomic write. ``started`` is False when the task function

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
-from itertools import islice
 from math import inf
 from typing import TYPE_CHECKING, get_args
 
@@ -23,7 +22,6 @@ __all__ = [
     "MAX_KEY",
     "MAX_PRIORITY",
     "REPEATS",
-    "are_alike",
     "check_job",
     "check_jobs",
     "check_name",
@@ -82,30 +80,29 @@ def check_job(job: Job) -> None:
         _check_fields(job)
 
 
-def check_jobs(jobs: Sequence[Job]) -> bool:
-    """``check_job`` for a batch; whether all of it is alike but for ids and payloads.
+_model: Job | None = None
 
-    Calls of one task nearly always are, and are then looked at once.
+
+def check_jobs(jobs: Sequence[Job]) -> Job | None:
+    """``check_job`` for a batch; the job that all of them are like, or None if they differ.
+
+    It has no id and no payload, and is the same object as long as jobs like it keep coming. Calls
+    of one task nearly always are alike, and are then looked at once.
     """
-    if not jobs:
-        return False
-    first = jobs[0]
-    check_job(first)
-    alike = True
-    for job in islice(jobs, 1, None):
-        if alike and are_alike(job, first):
+    global _model
+    model, differ = _model, not jobs
+    for job in jobs:
+        bare = replace(job, id="", payload=b"")
+        if bare != model:
+            check_job(job)
+            differ = differ or job is not jobs[0]
+            model = bare
+        else:
             id_ = job.id
             if not (0 < len(id_) <= MAX_ID and id_.isascii() and id_.isprintable()):
                 _check_text(id_, "id", MAX_ID)
-        else:
-            alike = False
-            check_job(job)
-    return alike
-
-
-def are_alike(job: Job, other: Job) -> bool:
-    """Whether two jobs differ in nothing but id and payload."""
-    return replace(job, id=other.id, payload=other.payload) == other
+    _model = model
+    return None if differ else model
 
 
 def is_plain(job: Job) -> bool:

@@ -42,6 +42,10 @@ class Outlet(Protocol):
         """Store the calls, all or none, durable when this returns."""
         ...
 
+    async def submit_one(self, call: Call[T]) -> Handle[T]:
+        """The same for one call of a task whose outlet this is."""
+        ...
+
     def submit_sync(self, calls: Sequence[Call[T]]) -> list[Handle[T]]:
         """The same from a thread without an event loop."""
         ...
@@ -126,8 +130,7 @@ class Task(Generic[P, R_co]):
 
         >>> handle = await send_receipt.enqueue(42, to="a@b.example")
         """
-        (handle,) = await self.outlet.submit((self.call(*args, **kwargs),))
-        return handle
+        return await self.outlet.submit_one(self.call(*args, **kwargs))
 
     def enqueue_sync(self, *args: P.args, **kwargs: P.kwargs) -> Handle[R_co]:
         """The same for synchronous callers, from any thread, with no app to open first.

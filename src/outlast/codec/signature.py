@@ -87,15 +87,10 @@ class Signature:
         another type than annotated, or one that JSON would change; and if the payload is larger
         or nests deeper than the limits.
         """
-        names = self._by_position
-        if len(args) > len(names):
-            tree = self._bind_rest(args)
+        if len(args) == self._whole and not kwargs:
+            tree = dict(zip(self._by_position, args, strict=True))
         else:
-            tree = dict(zip(names, args, strict=False)) if args else {}
-        if kwargs:
-            self._bind_keywords(tree, kwargs)
-        if not self._required <= tree.keys():
-            self._refuse_missing(tree)
+            tree = self._bind(args, kwargs)
         exact = self._exact
         name = ""
         try:
@@ -152,6 +147,18 @@ class Signature:
         except Misfit as error:
             self._refuse_payload(payload, "", error)
         return hashlib.blake2b(_sorted_bytes(tree), digest_size=16).digest()
+
+    def _bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        names = self._by_position
+        if len(args) > len(names):
+            tree = self._bind_rest(args)
+        else:
+            tree = dict(zip(names, args, strict=False))
+        if kwargs:
+            self._bind_keywords(tree, kwargs)
+        if not self._required <= tree.keys():
+            self._refuse_missing(tree)
+        return tree
 
     def _bind_rest(self, args: tuple[Any, ...]) -> dict[str, Any]:
         names = self._by_position

@@ -53,8 +53,8 @@ STORE_BUGS = (
     Bug(
         "adds without a sync",
         STORE,
-        "return Op(partial(Moves.add_alike, jobs=jobs), True,",
-        "return Op(partial(Moves.add_alike, jobs=jobs), False,",
+        "return Op(None, True, len(jobs), jobs, model)",
+        "return Op(None, False, len(jobs), jobs, model)",
         (f"{REPLAY}[add]",),
     ),
     Bug(

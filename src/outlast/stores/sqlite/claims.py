@@ -16,10 +16,10 @@ from outlast.stores.sqlite.rows import (
     HEAD,
     TAIL,
     USUAL,
+    JobMaker,
     crc,
     dump,
     fetch,
-    job_from,
     parse_rows,
 )
 from outlast.stores.sqlite.schema import CANCELLED, DEAD, READY, RUNNING, WAITING
@@ -250,19 +250,13 @@ def _read(
         rows = [[*row[:8], row[8:]] for row in fetch(moves.connection, _TAKEN_ROWS, token)]
     damaged: list[int] = []
     counts: dict[int, int] = {}
+    maker = JobMaker(moves.names, status=Status.RUNNING, started_at=now, worker=worker)
     usual = True
     for row in rows:
         seq, line, tail = row[0], row[2], row[8]
         counts[line] = counts.get(line, 0) + 1
         try:
-            job = job_from(
-                row,
-                tail,
-                moves.names[line],
-                status=Status.RUNNING,
-                started_at=now,
-                worker=worker,
-            )
+            job = maker.job(row, tail)
             if crc(line, job.id, job.payload, row[6]) != row[4]:
                 raise ValueError
         except DAMAGE:

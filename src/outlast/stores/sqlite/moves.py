@@ -235,11 +235,11 @@ class Moves:
         finally:
             self.connection.execute("RELEASE room")
 
-    def add_alike(self, jobs: Sequence[Job]) -> list[Added]:
-        """The usual batch, with nothing to look up first: see ``Op.alike``."""
+    def add_alike(self, jobs: Sequence[Job], model: Job) -> list[Added]:
+        """The usual batch, with nothing to look up first: see ``Op.model``."""
         if self.careful:
             return self._add(jobs)
-        if self._insert_alike(jobs) != len(jobs):
+        if self._insert_alike(jobs, model) != len(jobs):
             raise Careful
         self.tell(WORK)
         return [Added(job.id) for job in jobs]
@@ -317,11 +317,10 @@ class Moves:
             else:
                 known[job.id] = mark
 
-    def _insert_alike(self, jobs: Sequence[Job]) -> int:
+    def _insert_alike(self, jobs: Sequence[Job], model: Job) -> int:
         """The rows of jobs that differ in nothing but id and payload; how many were new."""
-        first = jobs[0]
-        opts = opts_of(first)
-        line = self.line(first.queue, first.task)
+        opts = opts_of(model)
+        line = self.line(model.queue, model.task)
         flat: list[Any] = []
         for job in jobs:
             flat += (job.id, job.payload, crc(line, job.id, job.payload, opts))

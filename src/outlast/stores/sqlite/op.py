@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from outlast.stores.replies import Reply
 
@@ -20,27 +20,36 @@ T = TypeVar("T")
 class Op(Reply[T]):
     """One call waiting for the writer. ``synced``: its answer promises that it is on disk.
 
-    ``jobs`` are those of an ``add``. They are ``alike`` too if they differ in nothing but id and
-    payload and can't be refused: then they may be written with those of other calls. ``idle`` marks
-    a call that waits until there is something to do for it, and says whether that is still so;
-    ``landed`` is told the news of the transaction in which it was done, as the last of its calls.
+    ``jobs`` are those of an ``add``. They have a ``model`` if they differ from it in nothing but id
+    and payload and can't be refused: then they are written with those of other calls. ``idle``
+    marks a call that waits until there is something to do for it, and says whether that is still
+    so; ``landed`` is told the news of the transaction in which it was done, as the last of its
+    calls.
     """
 
-    __slots__ = ("alike", "idle", "jobs", "landed", "run", "size", "synced")
+    __slots__ = ("idle", "jobs", "landed", "model", "run", "size", "synced")
 
     def __init__(
         self,
-        run: Callable[[Moves], T],
+        run: Callable[[Moves], T] | None,
         synced: bool,
         size: int = 1,
         jobs: Sequence[Job] | None = None,
-        alike: Sequence[Job] = (),
+        model: Job | None = None,
     ) -> None:
         super().__init__()
         self.run = run
         self.synced = synced
         self.size = size
         self.jobs = jobs
-        self.alike = alike
+        self.model = model
         self.idle: Callable[[], bool] | None = None
         self.landed: Callable[[int], None] | None = None
+
+    def do(self, moves: Moves) -> T:
+        """Its step of the transaction."""
+        if self.run is not None:
+            return self.run(moves)
+        assert self.jobs is not None
+        assert self.model is not None
+        return cast("T", moves.add_alike(self.jobs, self.model))

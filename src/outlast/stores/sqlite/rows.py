@@ -8,6 +8,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from msgspec.structs import replace
 
 from outlast.job import Failure, Job, Progress, Status
 from outlast.stores.sqlite.schema import CANCELLED, DEAD, DONE, HELD, RUNNING
@@ -22,6 +23,7 @@ __all__ = [
     "HEAD",
     "TAIL",
     "USUAL",
+    "JobMaker",
     "crc",
     "dump",
     "fetch",
@@ -184,6 +186,35 @@ DAMAGE = (ValueError, KeyError, TypeError, msgspec.MsgspecError)
 def status_of(state: int) -> Status:
     """What people call a state."""
     return _STATUS.get(state, Status.QUEUED)
+
+
+class JobMaker:
+    """Makes the jobs of many rows, whose lines have these names; all of them get ``more`` fields.
+
+    Usual rows of one line with the same ``opts`` differ in little: made from each other, they take
+    half the time.
+    """
+
+    __slots__ = ("_more", "_names", "_usual")
+
+    def __init__(self, names: Mapping[int, tuple[str, str | None]], **more: Any) -> None:
+        self._names = names
+        self._more = more
+        self._usual: dict[tuple[int, str | None], Job] = {}
+
+    def job(self, head: Sequence[Any], tail: Sequence[Any] | None) -> Job:
+        """As by ``job_from``."""
+        line, opts = head[2], head[6]
+        like = self._usual.get((line, opts)) if tail is None else None
+        if like is None:
+            job = job_from(head, tail, self._names[line], **self._more)
+            if tail is None:
+                self._usual[line, opts] = job
+            return job
+        payload = head[3]
+        if payload.__class__ is str:
+            payload = payload.encode() if like.codec == _DEFAULT.codec else bytes.fromhex(payload)
+        return replace(like, id=head[1], payload=payload, created_at=head[5], attempt=head[7])
 
 
 def job_from(

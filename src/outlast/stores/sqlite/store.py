@@ -179,15 +179,20 @@ class SqliteStore(Stepped, Joinable):
     # -- the protocol
 
     async def add(self, jobs: Sequence[Job], capacity: int | None = None) -> list[Added]:
-        return await self._do(self._add_op(jobs, capacity))
+        writer, op = self._writing(), self._add_op(jobs, capacity)
+        reply: asyncio.Future[list[Added]] = asyncio.get_running_loop().create_future()
+        op.reply = reply
+        writer.submit(op)
+        return await reply
 
     def add_now(self, jobs: Sequence[Job], capacity: int | None = None) -> list[Added]:
         """``add`` for callers without an event loop; blocks until it is durable."""
         return self._hand_over(self._add_op(jobs, capacity)).result()
 
     def _add_op(self, jobs: Sequence[Job], capacity: int | None) -> Op[list[Added]]:
-        if check_jobs(jobs) and capacity is None and is_plain(jobs[0]):
-            return Op(partial(Moves.add_alike, jobs=jobs), True, len(jobs), jobs, jobs)
+        model = check_jobs(jobs)
+        if model is not None and capacity is None and is_plain(model):
+            return Op(None, True, len(jobs), jobs, model)
         run = partial(self._adding, jobs=jobs, capacity=capacity)
         return Op(run, True, len(jobs), jobs)
 

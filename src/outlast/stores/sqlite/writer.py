@@ -26,7 +26,6 @@ from outlast.errors import (
     StoreStopped,
     StoreUnavailable,
 )
-from outlast.limits import are_alike
 from outlast.stores.replies import deliver
 from outlast.stores.sqlite import schema
 from outlast.stores.sqlite.bell import WORK
@@ -40,6 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
+    from outlast.job import Job
     from outlast.store import Durability
     from outlast.stores.sqlite.files import Ballast, Identity
     from outlast.stores.sqlite.op import Op
@@ -278,7 +278,7 @@ class Writer:
                 for op in group if careful else self._merge_adds(group):
                     try:
                         op.error = None
-                        op.answer = op.run(moves)
+                        op.answer = op.do(moves)
                     except (OutlastError, asyncio.QueueFull) as error:
                         # Refused before anything was written: the others are not concerned.
                         op.error = error
@@ -308,17 +308,20 @@ class Writer:
 
         Their order among the other calls doesn't matter: nobody has been answered yet.
         """
-        adds = [op for op in group if op.alike]
-        if len(adds) < 2:
-            return list(group)
-        rest = [op for op in group if not op.alike]
-        while adds:
-            first = adds[0].alike[0]
-            same = [op for op in adds if are_alike(op.alike[0], first)]
-            adds = [op for op in adds if op not in same] if len(same) < len(adds) else []
-            answers = self._moves.add_alike([job for op in same for job in op.alike])
+        rest: list[Op[Any]] = []
+        kinds: dict[int, tuple[Job, list[Op[Any]]]] = {}
+        for op in group:
+            model = op.model
+            if model is None:
+                rest.append(op)
+            else:
+                kinds.setdefault(id(model), (model, []))[1].append(op)
+        for model, same in kinds.values():
+            jobs = [job for op in same for job in op.jobs or ()]
+            answers = self._moves.add_alike(jobs, model)
             at = 0
             for op in same:
+                op.error = None
                 op.answer = answers[at : at + op.size]
                 at += op.size
         return rest
