@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from outlast.bridge import Bridge
@@ -11,7 +12,7 @@ from outlast.errors import StoreClosed, Unsupported
 from outlast.store import Feature
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import AsyncIterator, Callable
 
     from outlast.store import Ledger, Store
 
@@ -33,6 +34,7 @@ class Access:
         self._connect = connect
         self._session: _Session | None = None
         self._left: list[_Session] = []
+        self._lent = False
         self.bridge = Bridge(connect)
 
     async def open(self, check: Callable[[Feature], None]) -> None:
@@ -72,6 +74,21 @@ class Access:
             self._session = None
             await session.store.close()
             raise
+
+    @asynccontextmanager
+    async def lend(self) -> AsyncIterator[Store | None]:
+        """The open store for one worker, so that what this program stores starts at once in it.
+
+        None if it is lent already: a store tells its news once, and two would miss some.
+        """
+        if self._lent:
+            yield None
+            return
+        self._lent = True
+        try:
+            yield self.store()
+        finally:
+            self._lent = False
 
     @property
     def in_use(self) -> bool:

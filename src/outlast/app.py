@@ -114,7 +114,6 @@ class Outlast:
         self._given = url
         self._anchor: Store | None = None
         self._locating = threading.Lock()
-        self._lent = False
         self._url = self._locate()
 
     def __repr__(self) -> str:
@@ -353,37 +352,21 @@ class Outlast:
         from outlast.worker import Worker
         from outlast.worker.beside import running
 
-        async with self:
-            with self._lend() as store:
-                worker = Worker(
-                    self.open_store,
-                    self.tasks,
-                    queues=queues,
-                    concurrency=concurrency,
-                    lease=lease,
-                    grace=grace,
-                    hooks=hooks,
-                    clock=self._clock,
-                    chance=self._chance,
-                    store=store,
-                )
-                async with running(worker):
-                    yield worker
-
-    @contextmanager
-    def _lend(self) -> Iterator[Store | None]:
-        """The open store, for one worker: then what this program enqueues starts at once in it.
-
-        None if it is lent already: a store tells its news once, and two workers would miss some.
-        """
-        if self._lent:
-            yield None
-            return
-        self._lent = True
-        try:
-            yield self._access.store()
-        finally:
-            self._lent = False
+        async with self, self._access.lend() as store:
+            worker = Worker(
+                self.open_store,
+                self.tasks,
+                queues=queues,
+                concurrency=concurrency,
+                lease=lease,
+                grace=grace,
+                hooks=hooks,
+                clock=self._clock,
+                chance=self._chance,
+                store=store,
+            )
+            async with running(worker):
+                yield worker
 
     @asynccontextmanager
     async def lifespan(self, asgi: object = None) -> AsyncIterator[None]:

@@ -22,6 +22,7 @@ __all__ = [
     "MAX_KEY",
     "MAX_PRIORITY",
     "REPEATS",
+    "are_alike",
     "check_job",
     "check_jobs",
     "check_name",
@@ -103,6 +104,11 @@ def check_jobs(jobs: Sequence[Job]) -> Job | None:
                 _check_text(id_, "id", MAX_ID)
     _model = model
     return None if differ else model
+
+
+def are_alike(job: Job, other: Job) -> bool:
+    """Whether two jobs differ in nothing but id and payload."""
+    return replace(job, id=other.id, payload=other.payload) == other
 
 
 def is_plain(job: Job) -> bool:

@@ -175,7 +175,7 @@ PICKED: tuple[Pick, ...] = (
     Pick(UPKEEP, "condition", "lease <= ?"),
     Pick(UPKEEP, "condition", "worker = ?"),
     Pick(UPKEEP, "condition", "gone_at <= ?"),
-    Pick(MOVES, "condition", "keys.until <= ?"),
+    Pick("stores/sqlite/keys.py", "condition", "keys.until <= ?"),
     Pick(MOVES, "condition", "queue = ?"),
     Pick(WRITER, "commit", 'self._connection.execute("COMMIT")'),
     Pick(WRITER, "commit", 'self._connection.execute("ROLLBACK")'),

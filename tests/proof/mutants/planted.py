@@ -109,7 +109,7 @@ STORE_BUGS = (
     Bug(
         "no bell after a commit",
         WRITER,
-        "            if news:\n                self._committed(news)\n",
+        "        if news:\n            self._committed(news)\n",
         "",
         conformance("wait"),
     ),
@@ -208,8 +208,8 @@ STORE_BUGS = (
     Bug(
         "a failed commit is called certain",
         WRITER,
-        "uncertain=isinstance(error, apsw.IOError | apsw.CorruptError)",
-        "uncertain=False",
+        "doubtful = isinstance(error, apsw.IOError | apsw.CorruptError)",
+        "doubtful = False",
         ("tests/proof/test_nth.py",),
     ),
     Bug(

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from outlast.stores.replies import Reply
+from outlast.errors import EnqueueUncertain
+from outlast.stores.replies import Reply, deliver
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from outlast.job import Job
     from outlast.stores.sqlite.moves import Moves
 
-__all__ = ["Op"]
+__all__ = ["Op", "by_model", "by_patience", "fail"]
 
 T = TypeVar("T")
 
@@ -53,3 +54,44 @@ class Op(Reply[T]):
         assert self.jobs is not None
         assert self.model is not None
         return cast("T", moves.add_alike(self.jobs, self.model))
+
+
+def by_model(
+    group: Sequence[Op[Any]],
+) -> tuple[Iterable[tuple[Job, list[Op[Any]]]], list[Op[Any]]]:
+    """The calls that add jobs of one kind, for each kind; and the others."""
+    rest: list[Op[Any]] = []
+    kinds: dict[int, tuple[Job, list[Op[Any]]]] = {}
+    for op in group:
+        model = op.model
+        if model is None:
+            rest.append(op)
+        else:
+            kinds.setdefault(id(model), (model, []))[1].append(op)
+    return kinds.values(), rest
+
+
+def by_patience(group: Sequence[Op[Any]], news: int) -> tuple[list[Op[Any]], list[Op[Any]]]:
+    """Those that may have waited, told of the news; and the others."""
+    first: list[Op[Any]] = []
+    rest: list[Op[Any]] = []
+    for op in group:
+        if op.landed is None:
+            rest.append(op)
+        else:
+            op.landed(news)
+            first.append(op)
+    return first, rest
+
+
+def fail(group: Sequence[Op[Any]], error: BaseException, *, uncertain: bool = False) -> None:
+    """Answer with this error, except those that have one of their own."""
+    for op in group:
+        if op.error is None:
+            op.error = error
+            if uncertain and op.jobs:
+                op.error = EnqueueUncertain(
+                    f"{error}; these jobs may or may not be stored, adding them again is safe",
+                    [job.id for job in op.jobs],
+                )
+    deliver(group)

@@ -14,6 +14,7 @@ from outlast.errors import StoreClosed
 from outlast.stores.sqlite.faults import OF_ONE_CALL, UNREADABLE, mapped
 from outlast.stores.sqlite.forks import Gate
 from outlast.stores.sqlite.ledger import Reads
+from outlast.stores.sqlite.wake import Wake
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,7 +38,7 @@ class Reader:
         self._reads = Reads(connect(), namespace)
         self._sound = True
         self._calls: deque[tuple[Callable[[Reads], Any], Callable[[Any, Any], None]]] = deque()
-        self._wake = threading.Event()
+        self._wake = Wake()
         self._closing = self._ended = False
         self._gate = Gate()
         self._thread = threading.Thread(target=self._work, name="outlast-reader", daemon=True)
@@ -93,7 +94,6 @@ class Reader:
         self._reads.connection.set_busy_timeout(5000)
         while True:
             self._wake.wait()
-            self._wake.clear()
             while self._calls:
                 run, answer = self._calls.popleft()
                 try:

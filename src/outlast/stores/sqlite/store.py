@@ -132,7 +132,7 @@ class SqliteStore(Stepped, Joinable):
             self._ballast.keep()
         writer = Writer(
             connect, Moves(self.namespace, self._clock), self.path, folder, identity,
-            self._ballast, self._required, self._committed,
+            self._ballast, self._required, self._news.heard, self._ring,
         )  # fmt: skip
         try:
             self._reader = Reader(connect, self.namespace, identity)
@@ -468,9 +468,8 @@ class SqliteStore(Stepped, Joinable):
 
     # -- news
 
-    def _committed(self, news: int) -> None:
-        """In the writer's thread, after a commit."""
-        self._news.heard(news)
+    def _ring(self, news: int) -> None:
+        """In the writer's thread, after a commit: tell the other processes."""
         bell = self._bell
         if bell is not None:
             bell.ring(news)

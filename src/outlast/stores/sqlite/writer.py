@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 import apsw
 
 from outlast.errors import (
-    EnqueueUncertain,
     OutlastError,
     StoreClosed,
     StoreDamaged,
@@ -33,13 +32,14 @@ from outlast.stores.sqlite.faults import OF_ONE_CALL, UNREADABLE, Doubtful, is_f
 from outlast.stores.sqlite.forks import Gate
 from outlast.stores.sqlite.mend import mend
 from outlast.stores.sqlite.moves import Careful, Moves
+from outlast.stores.sqlite.op import by_model, by_patience, fail
 from outlast.stores.sqlite.turn import Turn
+from outlast.stores.sqlite.wake import Wake
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from outlast.job import Job
     from outlast.store import Durability
     from outlast.stores.sqlite.files import Ballast, Identity
     from outlast.stores.sqlite.op import Op
@@ -78,6 +78,7 @@ class Writer:
         ballast: Ballast,
         durability: Durability,
         committed: Callable[[int], None],
+        ring: Callable[[int], None],
     ) -> None:
         self._connect = connect
         self._moves = moves
@@ -86,11 +87,12 @@ class Writer:
         self._ballast = ballast
         self._synchronous = schema.synchronous_for(durability)
         self._committed = committed
+        self._ring = ring
         self._turn = Turn(folder)
         self._waiting: deque[Op[Any]] = deque()
         self._parked: list[Op[Any]] = []
         self._roused = False
-        self._wake = threading.Event()
+        self._wake = Wake()
         self._closing = self._ended = False
         self._broken: StoreError | None = None
         self._strikes = 0
@@ -121,8 +123,7 @@ class Writer:
         if self._broken is not None:
             raise self._broken
         self._waiting.append(op)
-        if not self._wake.is_set():
-            self._wake.set()
+        self._wake.set()
         if self._ended:
             self._refuse_the_rest()
 
@@ -143,17 +144,16 @@ class Writer:
     def _refuse_the_rest(self) -> None:
         """What came too late for the thread, or waits for what will never come."""
         parked, self._parked = self._parked, []
-        self._fail(parked, StoreClosed("the store is closed"))
+        fail(parked, StoreClosed("the store is closed"))
         with contextlib.suppress(IndexError):
             while True:
-                self._fail([self._waiting.popleft()], StoreClosed("the store is closed"))
+                fail([self._waiting.popleft()], StoreClosed("the store is closed"))
 
     # -- the thread
 
     def _work(self) -> None:
         while True:
             self._wake.wait()
-            self._wake.clear()
             while group := self._take():
                 with self._gate:
                     try:
@@ -196,7 +196,7 @@ class Writer:
         if self._broken is None and not self._sound:
             self._restore(group)
         if self._broken is not None:
-            self._fail(group, self._broken)
+            fail(group, self._broken)
         elif self._sound:
             group = self._refuse_if_full(group)
             if group:
@@ -207,28 +207,33 @@ class Writer:
             news = self._transact(group)
         except Doubtful as doubt:
             self._broken = doubt.cause
-            self._fail(group, doubt.cause, uncertain=True)
+            fail(group, doubt.cause, uncertain=True)
         except StoreStopped as error:
             # Nothing was written. What was taken away may be put back.
-            self._fail(group, error)
+            fail(group, error)
         except StoreError as error:
             self._broken = error
-            self._fail(group, error)
+            fail(group, error)
         except Exception as error:
             self._after_error(group, error)
         else:
             self._strikes = 0
-            if news:
-                self._committed(news)
-            if news & WORK and self._parked:
-                self._roused = True
-            for op in group:
-                if op.landed is not None:
-                    op.landed(news)
-            deliver(group)
+            self._tell(group, news)
             self._turn.yield_to_others()
             if self._pages - self._checkpointed >= CHECKPOINT_PAGES:
                 self._checkpoint()
+
+    def _tell(self, group: Sequence[Op[Any]], news: int) -> None:
+        """Answer. Who waited for what the others have brought comes first: there is work to do."""
+        if news:
+            self._committed(news)
+        if news & WORK and self._parked:
+            self._roused = True
+        first, rest = by_patience(group, news)
+        deliver(first)
+        deliver(rest)
+        if news:
+            self._ring(news)
 
     def _give_up(self, group: Sequence[Op[Any]], error: BaseException) -> None:
         """A fault of ours. The thread lives on to say so, since callers wait for its answer."""
@@ -238,7 +243,7 @@ class Writer:
             " close the store, and open it again"
         )
         self._broken.__cause__ = error
-        self._fail([op for op in group if not op.told], self._broken, uncertain=True)
+        fail([op for op in group if not op.told], self._broken, uncertain=True)
 
     def _refuse_if_full(self, group: list[Op[Any]]) -> list[Op[Any]]:
         """Without room, new jobs are refused, so that those accepted can be settled; the rest."""
@@ -258,7 +263,7 @@ class Writer:
             )
         except StoreUnavailable as found:
             error = found
-        self._fail(adds, error)
+        fail(adds, error)
         return [op for op in group if op.jobs is None]
 
     def _transact(self, group: list[Op[Any]]) -> int:
@@ -308,17 +313,9 @@ class Writer:
 
         Their order among the other calls doesn't matter: nobody has been answered yet.
         """
-        rest: list[Op[Any]] = []
-        kinds: dict[int, tuple[Job, list[Op[Any]]]] = {}
-        for op in group:
-            model = op.model
-            if model is None:
-                rest.append(op)
-            else:
-                kinds.setdefault(id(model), (model, []))[1].append(op)
-        for model, same in kinds.values():
-            jobs = [job for op in same for job in op.jobs or ()]
-            answers = self._moves.add_alike(jobs, model)
+        kinds, rest = by_model(group)
+        for model, same in kinds:
+            answers = self._moves.add_alike([job for op in same for job in op.jobs or ()], model)
             at = 0
             for op in same:
                 op.error = None
@@ -365,19 +362,6 @@ class Writer:
             if self._connection.in_transaction:
                 self._connection.execute("ROLLBACK")
 
-    def _fail(
-        self, group: Sequence[Op[Any]], error: BaseException, *, uncertain: bool = False
-    ) -> None:
-        for op in group:
-            if op.error is None:
-                op.error = error
-                if uncertain and op.jobs:
-                    op.error = EnqueueUncertain(
-                        f"{error}; these jobs may or may not be stored, adding them again is safe",
-                        [job.id for job in op.jobs],
-                    )
-        deliver(group)
-
     # -- bad days
 
     def _after_error(self, group: list[Op[Any]], error: Exception) -> None:
@@ -388,14 +372,14 @@ class Writer:
         if is_full(error, self._connection):
             self._make_room(group, StoreFull(f"no space left for {self._path}; nothing was stored"))
         elif isinstance(error, apsw.BusyError):
-            self._fail(group, ours)
+            fail(group, ours)
         elif isinstance(error, apsw.CorruptError) and self._mended(ours):
             self._serve(group)  # nothing of it was committed
         else:
             if self._sound:
                 self._lose(ours)
             doubtful = isinstance(error, apsw.IOError | apsw.CorruptError)
-            self._fail(group, self._broken or ours, uncertain=doubtful)
+            fail(group, self._broken or ours, uncertain=doubtful)
 
     def _sort_out(self, group: list[Op[Any]], error: Exception) -> None:
         """One of the calls can't be done: the others are not to suffer for it."""
@@ -405,17 +389,17 @@ class Writer:
         else:
             known = isinstance(error, (apsw.Error, *UNREADABLE))
             ours = mapped(error, self._path) if known else error
-            self._fail(group, ours)
+            fail(group, ours)
 
     def _make_room(self, group: list[Op[Any]], ours: StoreError) -> None:
         """The disk is full: refuse new work, and settle what is done from the ballast."""
         adds = [op for op in group if op.jobs is not None]
         rest = [op for op in group if op.jobs is None]
-        self._fail(adds, ours)
+        fail(adds, ours)
         if rest and (self._ballast.drop() or self._start_log_anew()):
             self._serve(rest)
         else:
-            self._fail(rest, ours)
+            fail(rest, ours)
 
     def _start_log_anew(self) -> bool:
         """All of it copied, the log is written from its start again and takes no more room."""
@@ -474,7 +458,7 @@ class Writer:
         except apsw.Error as error:
             ours = mapped(error, self._path)
             self._lose(ours)
-            self._fail(group, ours)
+            fail(group, ours)
         except StoreError as error:
             self._broken = error
 
