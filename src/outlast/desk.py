@@ -8,6 +8,7 @@ from outlast.access import ledger_of
 from outlast.bridge import Interrupted
 from outlast.errors import ConfigurationError, EnqueueUncertain, KeyConflict, Unsupported
 from outlast.handle import Handle
+from outlast.job import Alike
 from outlast.joining import joined_here
 from outlast.limits import check_name
 from outlast.options import seconds
@@ -83,7 +84,9 @@ class Desk:
         store, task = self._access.store(), call.task
         if task.needs is not None:
             _check(task.name, task.needs, store.features)
-        (answer,) = await store.add((call.job,))
+        jobs = Alike(call.model, (call.id,), (call.payload,))
+        within = joined_here(store)
+        (answer,) = await store.add(jobs) if within is None else within.add(jobs)
         if answer.conflict:
             raise _conflict(answer)
         return Handle(answer.id, answer.created, self, task.decode_result)
@@ -98,7 +101,7 @@ class Desk:
         except Interrupted as error:
             raise EnqueueUncertain(
                 f"{error}: the jobs may or may not be stored; enqueueing the same calls is safe",
-                [call.job.id for call in calls],
+                [call.id for call in calls],
             ) from None
         return self._handles(calls, added)
 
@@ -152,17 +155,21 @@ class Desk:
     def patience(self, timeout: float | timedelta | None) -> float | None:
         return None if timeout is None else seconds("timeout", timeout)
 
-    def _jobs(self, calls: Sequence[Call[Any]], store: Store) -> list[Job]:
-        jobs = []
+    def _jobs(self, calls: Sequence[Call[Any]], store: Store) -> Sequence[Job]:
         last: Task[..., Any] | None = None
+        model = None
+        alike = True
         for call in calls:
             # Nearly always the same task a thousand times: it is looked at once.
             if type(call) is not Call or call.task is not last:
                 last = self._ours(call)
                 if last.needs is not None:
                     _check(last.name, last.needs, store.features)
-            jobs.append(call.job)
-        return jobs
+                model = model or call.model
+            alike = alike and call.model is model
+        if model is None or not alike:
+            return [call.job for call in calls]
+        return Alike(model, [call.id for call in calls], [call.payload for call in calls])
 
     def _ours(self, call: Call[Any]) -> Task[..., Any]:
         if not isinstance(call, Call):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from typing import Literal
+from typing import Literal, overload
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 # gc=False: records hold no reference back, so there is no cycle to look for, and a thousand of them
 # in a batch cost the collector nothing.
@@ -14,6 +15,7 @@ from msgspec import Struct
 __all__ = [
     "DAY",
     "Added",
+    "Alike",
     "Claim",
     "Death",
     "Depth",
@@ -124,6 +126,32 @@ class Job(Struct, frozen=True, gc=False, kw_only=True):
     result: bytes | None = None
     progress: Progress | None = None
     worker: str | None = None
+
+
+class Alike(Sequence[Job]):
+    """Jobs that differ in nothing but id and payload; each is made when it is looked at.
+
+    A store may look at ``model``, ``ids`` and ``payloads`` instead, which takes far less time.
+    """
+
+    __slots__ = ("ids", "model", "payloads")
+
+    def __init__(self, model: Job, ids: Sequence[str], payloads: Sequence[bytes]) -> None:
+        self.model = model
+        self.ids = ids
+        self.payloads = payloads
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @overload
+    def __getitem__(self, at: int) -> Job: ...
+    @overload
+    def __getitem__(self, at: slice) -> Alike: ...
+    def __getitem__(self, at: int | slice) -> Job | Alike:
+        if isinstance(at, slice):
+            return Alike(self.model, self.ids[at], self.payloads[at])
+        return replace(self.model, id=self.ids[at], payload=self.payloads[at])
 
 
 class Claim(Struct, frozen=True, gc=False):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, get_args
 from msgspec.structs import replace
 
 from outlast.errors import ConfigurationError
-from outlast.job import OnRepeat
+from outlast.job import Alike, OnRepeat
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -91,6 +91,8 @@ def check_jobs(jobs: Sequence[Job]) -> Job | None:
     of one task nearly always are alike, and are then looked at once.
     """
     global _model
+    if type(jobs) is Alike:
+        return _check_alike(jobs)
     model, differ = _model, not jobs
     for job in jobs:
         bare = replace(job, id="", payload=b"")
@@ -104,6 +106,24 @@ def check_jobs(jobs: Sequence[Job]) -> Job | None:
                 _check_text(id_, "id", MAX_ID)
     _model = model
     return None if differ else model
+
+
+_template: Job | None = None
+
+
+def _check_alike(jobs: Alike) -> Job | None:
+    global _template
+    model, ids = jobs.model, jobs.ids
+    if not ids:
+        return None
+    if model is not _template:
+        check_job(model)
+        _template = model
+    lengths = list(map(len, ids))
+    if not (_clean("".join(ids)) and min(lengths) > 0 and max(lengths) <= MAX_ID):
+        for id_ in ids:
+            _check_text(id_, "id", MAX_ID)
+    return model
 
 
 def are_alike(job: Job, other: Job) -> bool:

@@ -66,14 +66,27 @@ class Call(Generic[R_co]):
     """
 
     __module__ = "outlast"
-    __slots__ = ("job", "task")
+    __slots__ = ("id", "model", "payload", "task")
 
-    def __init__(self, job: Job, task: Task[..., R_co]) -> None:
-        self.job = job
+    def __init__(
+        self,
+        model: Job,
+        task: Task[..., R_co],
+        id: str | None = None,
+        payload: bytes | None = None,
+    ) -> None:
+        self.model = model
         self.task = task
+        self.id = model.id if id is None else id
+        self.payload = model.payload if payload is None else payload
+
+    @property
+    def job(self) -> Job:
+        """The job as it will be stored: the model, with an id and a payload of its own."""
+        return _replace(self.model, id=self.id, payload=self.payload)
 
     def __repr__(self) -> str:
-        return f"<Call {self.job.task} {self.job.id}>"
+        return f"<Call {self.model.task} {self.id}>"
 
 
 class Task(Generic[P, R_co]):
@@ -149,24 +162,20 @@ class Task(Generic[P, R_co]):
         """
         payload = self.signature.encode(args, kwargs)
         template = self._template
-        if self._plain:
-            job = _replace(template, id=self.outlet.new_id(), payload=payload)
-        else:
+        if not self._plain:
             key, lane = template.key, template.lane
             if self._key is not None:
                 key = self._text_of("key", self._key, args, kwargs)
             if self._lane is not None:
                 lane = self._text_of("lane", self._lane, args, kwargs)
-            job = _replace(
+            template = _replace(
                 template,
-                id=self.outlet.new_id(),
-                payload=payload,
                 key=key,
                 digest=b"" if key is None else self.signature.digest(payload),
                 keep=template.keep if key is None else kept_with_key(template),
                 lane=lane,
             )
-        return Call(job, self)
+        return Call(template, self, self.outlet.new_id(), payload)
 
     def using(
         self,

@@ -11,7 +11,7 @@ from outlast.job import DAY, Added, Failure
 from outlast.stores.sqlite import schema
 from outlast.stores.sqlite.bell import ENDED, ROOM, WORK
 from outlast.stores.sqlite.keys import answer_keyed
-from outlast.stores.sqlite.rows import crc, dump, fetch, option, opts_of
+from outlast.stores.sqlite.rows import crc, crcs, dump, fetch, option, opts_of
 from outlast.stores.sqlite.schema import CANCELLED, DEAD, DONE, HELD, READY, RUNNING, WAITING
 from outlast.stores.sqlite.steps import forget
 
@@ -235,14 +235,12 @@ class Moves:
         finally:
             self.connection.execute("RELEASE room")
 
-    def add_alike(self, jobs: Sequence[Job], model: Job) -> list[Added]:
+    def add_alike(self, model: Job, ids: Sequence[str], payloads: Sequence[bytes]) -> list[Added]:
         """The usual batch, with nothing to look up first: see ``Op.model``."""
-        if self.careful:
-            return self._add(jobs)
-        if self._insert_alike(jobs, model) != len(jobs):
+        if self._insert_alike(model, ids, payloads) != len(ids):
             raise Careful
         self.tell(WORK)
-        return [Added(job.id) for job in jobs]
+        return list(map(Added, ids))
 
     def add_following(self, jobs: Sequence[Job]) -> None:
         """The ``then`` of verdicts: where a key is taken, the job that holds it stands."""
@@ -317,18 +315,18 @@ class Moves:
             else:
                 known[job.id] = mark
 
-    def _insert_alike(self, jobs: Sequence[Job], model: Job) -> int:
+    def _insert_alike(self, model: Job, ids: Sequence[str], payloads: Sequence[bytes]) -> int:
         """The rows of jobs that differ in nothing but id and payload; how many were new."""
         opts = opts_of(model)
         line = self.line(model.queue, model.task)
         flat: list[Any] = []
-        for job in jobs:
-            flat += (job.id, job.payload, crc(line, job.id, job.payload, opts))
-        self.count(line, READY, len(jobs))
+        for row in zip(ids, payloads, crcs(line, ids, payloads, opts), strict=True):
+            flat += row
+        self.count(line, READY, len(ids))
         shared = [self.space, line, self.clock.now(), opts]
         inserted, at = 0, 0
         for size in _CHUNKS:
-            while len(jobs) - at >= size:
+            while len(ids) - at >= size:
                 self.connection.execute(_alike(size), shared + flat[3 * at : 3 * (at + size)])
                 inserted += self.connection.changes()
                 at += size

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from outlast.errors import EnqueueUncertain
+from outlast.job import Alike
 from outlast.stores.replies import Reply, deliver
 
 if TYPE_CHECKING:
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from outlast.job import Job
     from outlast.stores.sqlite.moves import Moves
 
-__all__ = ["Op", "by_model", "by_patience", "fail"]
+__all__ = ["Op", "by_model", "by_patience", "fail", "parts_of"]
 
 T = TypeVar("T")
 
@@ -51,9 +52,7 @@ class Op(Reply[T]):
         """Its step of the transaction."""
         if self.run is not None:
             return self.run(moves)
-        assert self.jobs is not None
-        assert self.model is not None
-        return cast("T", moves.add_alike(self.jobs, self.model))
+        return cast("T", moves.add(self.jobs or ()))
 
 
 def by_model(
@@ -69,6 +68,21 @@ def by_model(
         else:
             kinds.setdefault(id(model), (model, []))[1].append(op)
     return kinds.values(), rest
+
+
+def parts_of(ops: Sequence[Op[Any]]) -> tuple[list[str], list[bytes]]:
+    """The ids and the payloads of what these calls add, in their order."""
+    ids: list[str] = []
+    payloads: list[bytes] = []
+    for op in ops:
+        jobs = op.jobs
+        if type(jobs) is Alike:
+            ids += jobs.ids
+            payloads += jobs.payloads
+        else:
+            ids += [job.id for job in jobs or ()]
+            payloads += [job.payload for job in jobs or ()]
+    return ids, payloads
 
 
 def by_patience(group: Sequence[Op[Any]], news: int) -> tuple[list[Op[Any]], list[Op[Any]]]:

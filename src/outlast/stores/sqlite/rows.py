@@ -25,6 +25,7 @@ __all__ = [
     "USUAL",
     "JobMaker",
     "crc",
+    "crcs",
     "dump",
     "fetch",
     "job_from",
@@ -115,6 +116,14 @@ def crc(line: int, identifier: str, payload: bytes, opts: str | None) -> int:
     """
     half = zlib.crc32(payload, zlib.crc32(identifier.encode(), line & 0xFFFFFFFF))
     return half if opts is None else _crc_of_opts(opts) | half
+
+
+def crcs(line: int, ids: Sequence[str], payloads: Sequence[bytes], opts: str | None) -> list[int]:
+    """``crc`` for many jobs."""
+    seed, crc32 = line & 0xFFFFFFFF, zlib.crc32
+    high = 0 if opts is None else _crc_of_opts(opts)
+    pairs = zip(ids, payloads, strict=True)
+    return [high | crc32(payload, crc32(id_.encode(), seed)) for id_, payload in pairs]
 
 
 @lru_cache(maxsize=1024)

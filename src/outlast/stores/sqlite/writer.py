@@ -32,7 +32,7 @@ from outlast.stores.sqlite.faults import OF_ONE_CALL, UNREADABLE, Doubtful, is_f
 from outlast.stores.sqlite.forks import Gate
 from outlast.stores.sqlite.mend import mend
 from outlast.stores.sqlite.moves import Careful, Moves
-from outlast.stores.sqlite.op import by_model, by_patience, fail
+from outlast.stores.sqlite.op import by_model, by_patience, fail, parts_of
 from outlast.stores.sqlite.turn import Turn
 from outlast.stores.sqlite.wake import Wake
 
@@ -315,7 +315,7 @@ class Writer:
         """
         kinds, rest = by_model(group)
         for model, same in kinds:
-            answers = self._moves.add_alike([job for op in same for job in op.jobs or ()], model)
+            answers = self._moves.add_alike(model, *parts_of(same))
             at = 0
             for op in same:
                 op.error = None
