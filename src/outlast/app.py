@@ -361,10 +361,8 @@ class Outlast:
                 lease=lease,
                 grace=grace,
                 hooks=hooks,
-                clock=self._clock,
-                chance=self._chance,
-                store=store,
-            )
+                clock=self._clock, chance=self._chance, store=store,
+            )  # fmt: skip
             async with running(worker):
                 yield worker
 

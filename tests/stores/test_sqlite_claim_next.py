@@ -58,7 +58,7 @@ async def parked(store: Any, limit: int = 10, **how: Any) -> asyncio.Task[Any]:
     for _ in range(5):
         task = asyncio.ensure_future(claim(store, limit, **how))
         while not task.done() and not store._writer._parked:
-            await asyncio.sleep(0.001)
+            await asyncio.wait((task,), timeout=0.001)
         if not task.done():
             return task
         assert task.result() == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from functools import cache
 from typing import TYPE_CHECKING
 
 from outlast.stores.sqlite.files import give_to_owner
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Turn"]
 
+GLANCE = 0.002
+"""Seconds after which a process that goes on writing looks again whether anybody waits."""
+
 
 class Turn:
     """Waiters hold a shared lock on a file, which is tested by the one that has just committed.
@@ -23,7 +27,7 @@ class Turn:
     where the lock can't be had, processes are only less fair to each other.
     """
 
-    __slots__ = ("_mine", "_others", "_path")
+    __slots__ = ("_mine", "_others", "_path", "_until")
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / "turn"
@@ -31,6 +35,7 @@ class Turn:
         self._mine = os.open(self._path, flags, 0o600)
         give_to_owner(self._path, folder)
         self._others = os.open(self._path, flags, 0o600)
+        self._until = 0.0
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
@@ -49,9 +54,11 @@ class Turn:
                 call(self._mine, unlock)
 
     def yield_to_others(self) -> None:
+        now = time.monotonic()
         flock = _flock()
-        if flock is None:
+        if flock is None or now < self._until:
             return
+        self._until = now + GLANCE
         call, _, exclusive, unlock = flock
         try:
             call(self._others, exclusive)
@@ -67,6 +74,7 @@ class Turn:
         os.close(self._others)
 
 
+@cache
 def _flock() -> tuple[Callable[[int, int], None], int, int, int] | None:
     try:
         import fcntl
