@@ -39,6 +39,7 @@ KILLERS: dict[str, tuple[str, ...]] = {
         "recover", "renew", "crashes", "cancel", "revive", "prune", "purge", "workers", "lanes"
     ),
     f"{SQLITE}/moves.py": conformance("add", "keys", "lanes", "capacity", "depth", "delay"),
+    f"{SQLITE}/keys.py": conformance("keys"),
     f"{SQLITE}/writer.py": (
         *conformance("add", "keys", "cancel_safety", "wait", "lifecycle"),
         "tests/proof/test_nth.py",
@@ -175,7 +176,7 @@ PICKED: tuple[Pick, ...] = (
     Pick(UPKEEP, "condition", "lease <= ?"),
     Pick(UPKEEP, "condition", "worker = ?"),
     Pick(UPKEEP, "condition", "gone_at <= ?"),
-    Pick("stores/sqlite/keys.py", "condition", "keys.until <= ?"),
+    Pick(f"{SQLITE}/keys.py", "condition", "keys.until <= ?"),
     Pick(MOVES, "condition", "queue = ?"),
     Pick(WRITER, "commit", 'self._connection.execute("COMMIT")'),
     Pick(WRITER, "commit", 'self._connection.execute("ROLLBACK")'),
