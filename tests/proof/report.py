@@ -180,7 +180,8 @@ def render(lines: Sequence[Line]) -> str:
         "",
         "What outlast promises was tried, and this is what came of it. Every figure was made by",
         "the command beside it; `scripts/soak --minutes 60` runs all of them and adds to one file",
-        "of results, and `scripts/soak --report` writes this page from it.",
+        "of results, and `scripts/soak --report` writes this page from it. Those of this page are",
+        "in [proof.jsonl](proof.jsonl), each with the commit it ran at.",
         "",
         "*Lost* is an acknowledged job that is neither stored nor ended, or an acknowledged end",
         "that was undone. *Broken* is any other promise: a job invented, stuck, completed twice,",
@@ -283,6 +284,9 @@ def _section(kind: str, lines: Sequence[Line]) -> list[str]:
     if kind != "mutants":
         said = ", ".join(f"{name} {count}" for name, count in broken.items()) or "nothing"
         page.append(f"- lost: {lost}; broken: {said}")
+    for line in honest:
+        if line.numbers.get("broken"):
+            page += [f"  - {story.splitlines()[0]}" for story in line.numbers.get("stories", [])]
     page += _variants(kind, lines)
     page += ["", "Again:", "", "```", honest[-1].command if honest else lines[-1].command, "```"]
     return page

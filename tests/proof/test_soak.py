@@ -61,11 +61,12 @@ def test_the_report_adds_up_and_does_not_hide_losses() -> None:
         [
             line("kill", 0, rounds=10, acknowledged=100, explained=3, broken={}),
             line("kill", 1, rounds=5, acknowledged=50, recovery_worst=0.4, broken={"stuck": 2}),
-            line("replay", 0, replays=7, broken={"lost": 4}),
+            line("replay", 0, replays=7, broken={"lost": 4}, stories=["drop after 3\nmore"]),
         ]
     )
     assert "| Kill -9, bare forks | 15 rounds | 0 | stuck 2 |" in page
     assert "| Power-loss replay | 7 images opened | 4 | 0 |" in page
+    assert "  - drop after 3\n" in page
     assert "- jobs acknowledged: 150" in page
     assert "under fire all the while: 0.40 s" in page
     assert "- seeds: 0 to 1; 2 minutes" in page
