@@ -322,3 +322,13 @@ async def test_long_lanes(store: FullStore) -> None:
         order += ids(claims)
         await store.settle([done(claim) for claim in claims])
     assert order == [f"{n:04}" for n in range(400)]
+
+
+async def test_who_waited_behind_it_goes_on_when_it_goes_back_for_later_unstarted(
+    store: FullStore,
+) -> None:
+    await add(store, job("1", lane="l"), job("2", lane="l"))
+    [one] = await take(store)
+    assert await take(store) == [], "the second has been passed over"
+    await store.settle([give_back(one, 100, started=False)])
+    assert ids(await take(store)) == ["2"]

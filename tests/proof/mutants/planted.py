@@ -142,6 +142,13 @@ STORE_BUGS = (
         conformance("lanes"),
     ),
     Bug(
+        "what goes back unstarted keeps its lane shut",
+        VERDICTS,
+        "        if job.lane is not None and not verdict.started:",
+        "        if job.lane is not None and verdict.started:",
+        conformance("lanes"),
+    ),
+    Bug(
         "one more than the capacity",
         MOVES,
         "            if queued + more > capacity:",
