@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from outlast.stores.postgres.turn import Turn
 
-__all__ = ["claim", "next_due", "sequence"]
+__all__ = ["claim", "next_due"]
 
 _AHEAD = (
     "SELECT EXISTS (SELECT 1 FROM @jobs WHERE state = 0 AND due <= $1::float8),"
@@ -90,11 +90,6 @@ STARTS = 1 << 32
 """How many starts of a job fit below the next epoch in a fence."""
 BITE = 2000
 """Jobs that become due, or expire, in one claim; more take another."""
-
-
-def sequence(receipt: bytes) -> int:
-    """The row that a receipt of ours points at."""
-    return int.from_bytes(receipt[16:], "big", signed=True)
 
 
 async def claim(

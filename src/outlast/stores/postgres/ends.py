@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from outlast.job import Failure
 from outlast.stores.postgres.rows import dump, load_opts
 from outlast.stores.postgres.schema import CANCELLED, DEAD
+from outlast.stores.postgres.steps import forget
 from outlast.stores.postgres.turn import ENDED, ROOM, WORK
 
 if TYPE_CHECKING:
@@ -69,6 +70,7 @@ async def end(
     kept = [seq for seq in keeps if seq not in set(gone)]
     if gone:
         await turn.execute(_DROP, gone)
+        await forget(turn, [row[1] for row in rows if row[0] in set(gone)])
     if kept:
         moments = [_gone_at(keeps[seq], state, turn.now) for seq in kept]
         takes = [int(seq in set(unstarted)) for seq in kept]

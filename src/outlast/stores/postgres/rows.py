@@ -24,6 +24,7 @@ __all__ = [
     "job_from",
     "load_opts",
     "opts_of",
+    "sequence",
     "texts",
 ]
 
@@ -143,6 +144,11 @@ def job_from(row: Sequence[Any], name: tuple[str, str | None], attempt: int = 0)
         progress=None if progress is None else _load_progress(progress),
         worker=row[19],
     )
+
+
+def sequence(receipt: bytes) -> int:
+    """The row that a receipt of ours points at."""
+    return int.from_bytes(receipt[16:], "big", signed=True)
 
 
 def texts(wanted: Sequence[str]) -> list[str]:

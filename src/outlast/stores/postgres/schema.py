@@ -137,7 +137,26 @@ CREATE TABLE @workers (
 ) WITH (fillfactor = 50, {_HOT});
 """
 
-MIGRATIONS: Sequence[str] = (_FIRST,)
+_SECOND = f"""
+CREATE TABLE @steps (
+    job text COLLATE "C" NOT NULL,
+    name text COLLATE "C" NOT NULL,
+    digest bytea NOT NULL,
+    result bytea,
+    until float8,
+    event text COLLATE "C",
+    PRIMARY KEY (job, name)
+) WITH ({_HOT});
+CREATE INDEX steps_event ON @steps (event) WHERE event IS NOT NULL AND result IS NULL;
+CREATE TABLE @events (
+    name text COLLATE "C" PRIMARY KEY,
+    payload bytea NOT NULL,
+    until float8 NOT NULL
+);
+CREATE INDEX events_until ON @events (until);
+"""
+
+MIGRATIONS: Sequence[str] = (_FIRST, _SECOND)
 """Forward only. The n-th script makes version n; script and version are one transaction."""
 
 _META = (

@@ -10,6 +10,7 @@ from outlast.stores.postgres.ends import ROW, end, free_lanes
 from outlast.stores.postgres.faults import Repeat
 from outlast.stores.postgres.rows import STATES, load_opts, texts
 from outlast.stores.postgres.schema import CANCELLED, READY, RUNNING
+from outlast.stores.postgres.steps import forget
 from outlast.stores.postgres.turn import ENDED, ROOM, WORK
 
 if TYPE_CHECKING:
@@ -158,6 +159,7 @@ async def purge(turn: Turn, queue: str, status: Sequence[Status]) -> int:
     if len(rows) < BITE:
         over = [s for s in states if s > RUNNING]
         rows += await turn.fetch(_DROP_ENDED, lines, over, BITE - len(rows)) if over else []
+    await forget(turn, [row[1] for row in rows])
     keyed = []
     for _, id_, line, state, key, _, _ in rows:
         turn.count(line, state, -1)

@@ -30,6 +30,7 @@ from outlast.stores.postgres.engine import Engine
 from outlast.stores.postgres.news import EVERYWHERE, News
 from outlast.stores.postgres.op import Op
 from outlast.stores.postgres.schema import Names, migrate, schema_name
+from outlast.stores.postgres.steps import Stepped
 from outlast.stores.postgres.turn import ENDED, ROOM, WORK
 from outlast.stores.postgres.verdicts import settle
 
@@ -61,7 +62,7 @@ _left: list[Engine] = []
 """Inherited over a fork: its connections are the parent's, and must not even be finalized here."""
 
 
-class PostgresStore:
+class PostgresStore(Stepped):
     """Jobs in one schema of a PostgreSQL database."""
 
     features = (
@@ -72,6 +73,7 @@ class PostgresStore:
         | Feature.INSPECT
         | Feature.LANES
         | Feature.CAPACITY
+        | Feature.STEPS
         | Feature.PUSH
     )
 

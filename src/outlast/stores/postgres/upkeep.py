@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from outlast.job import Failure, Lost
-from outlast.stores.postgres.claims import sequence
 from outlast.stores.postgres.ends import ROW, end, expire, free_lanes
-from outlast.stores.postgres.rows import dump, load_opts
+from outlast.stores.postgres.rows import dump, load_opts, sequence
 from outlast.stores.postgres.schema import CANCELLED, DEAD, READY, RUNNING, lock_number
+from outlast.stores.postgres.steps import forget, forget_events
 from outlast.stores.postgres.turn import WORK
 
 if TYPE_CHECKING:
@@ -57,11 +57,12 @@ _PUT_BACK = (
 _GONE = (
     "DELETE FROM @ended WHERE id = ANY(ARRAY(SELECT id FROM @ended WHERE gone_at <= $1::float8"
     " AND gone_at IS NOT NULL ORDER BY gone_at LIMIT $2::int FOR UPDATE SKIP LOCKED))"
-    " RETURNING line, state"
+    " RETURNING line, state, id"
 )
 _OLDEST = (
     "DELETE FROM @ended WHERE id = ANY(ARRAY(SELECT id FROM @ended WHERE gone_at IS NOT NULL"
-    " AND state = 4 ORDER BY gone_at LIMIT $1::int FOR UPDATE SKIP LOCKED)) RETURNING line, state"
+    " AND state = 4 ORDER BY gone_at LIMIT $1::int FOR UPDATE SKIP LOCKED))"
+    " RETURNING line, state, id"
 )
 _DONE = (
     "SELECT coalesce(sum(c.done), 0)::bigint FROM (SELECT done FROM @counts"
@@ -202,14 +203,17 @@ async def prune(turn: Turn, limit: int) -> int:
             done += await _dropped(turn, rows)
     if done < limit:
         done += await turn.execute(_OLD_KEYS, turn.now, limit - done)
+    if done < limit:
+        done += await forget_events(turn, limit - done)
     await turn.execute(_FORGET, turn.now - _WORKER_MEMORY)
     await compact(turn)
     return done
 
 
-async def _dropped(turn: Turn, rows: Sequence[tuple[int, int]]) -> int:
-    for line, state in rows:
+async def _dropped(turn: Turn, rows: Sequence[tuple[int, int, str]]) -> int:
+    for line, state, _ in rows:
         turn.count(line, state, -1)
+    await forget(turn, [id_ for _, _, id_ in rows])
     return len(rows)
 
 

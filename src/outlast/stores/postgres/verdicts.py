@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 from outlast.job import Failure, Lost
 from outlast.stores.postgres.adds import Careful, add_following
-from outlast.stores.postgres.claims import sequence
 from outlast.stores.postgres.ends import MOVED, free_keys, free_lanes
-from outlast.stores.postgres.rows import dump
+from outlast.stores.postgres.rows import dump, sequence
 from outlast.stores.postgres.schema import CANCELLED, DEAD, DONE, READY, RUNNING, WAITING
+from outlast.stores.postgres.steps import forget, sent
 from outlast.stores.postgres.turn import ENDED, WORK
 
 if TYPE_CHECKING:
@@ -98,6 +98,7 @@ class _Batch:
         self.turn = turn
         self.done: list[tuple[Any, ...]] = []
         self.gone: list[tuple[Any, ...]] = []
+        self.forgotten: list[str] = []
         self.back: list[tuple[Any, ...]] = []
         self.backs: dict[int, Verdict] = {}
         self.ended: list[tuple[Any, ...]] = []
@@ -111,7 +112,7 @@ class _Batch:
         self.then.extend(verdict.then)
         if verdict.kind == "done":
             if job.keep == 0:
-                self.gone.append((seq, token))
+                self._drop(job, seq, token)
             else:
                 gone_at = None if job.keep is None else self.turn.now + job.keep
                 self.done.append((seq, token, verdict.result, gone_at))
@@ -134,12 +135,17 @@ class _Batch:
         if job.lane is not None:
             self.lanes.add(job.lane)
 
+    def _drop(self, job: Job, seq: int, token: bytes) -> None:
+        self.gone.append((seq, token))
+        if job.task is not None:  # the items of queues have no steps
+            self.forgotten.append(job.id)
+
     def _end(self, verdict: Verdict, seq: int, token: bytes) -> None:
         job = verdict.claim.job
         state = DEAD if verdict.kind == "dead" else CANCELLED
         self._leave(job, state)
         if state == CANCELLED and job.keep == 0:
-            self.gone.append((seq, token))
+            self._drop(job, seq, token)
             return
         keep = None if state == DEAD else job.keep
         # What would have come back but for a cancel request was cancelled, whatever it did last.
@@ -156,16 +162,16 @@ class _Batch:
             )
         )
 
-    def _give_back(self, verdict: Verdict, seq: int, token: bytes) -> None:
+    def _give_back(self, verdict: Verdict, seq: int, token: bytes, delay: float) -> None:
         job, turn = verdict.claim.job, self.turn
-        state = WAITING if verdict.delay > 0 else READY
+        state = WAITING if delay > 0 else READY
         turn.moved(turn.lines.ids[job.queue, job.task], RUNNING, state)
         turn.tell(WORK, (job.queue,))
         if job.lane is not None and not verdict.started:
             self.lanes.add(job.lane)
         why = None if verdict.failure is None else dump(verdict.failure).decode()
         unstarted = int(not verdict.started)
-        self.back.append((seq, token, state, verdict.delay, why, *_counted(verdict), unstarted))
+        self.back.append((seq, token, state, delay, why, *_counted(verdict), unstarted))
 
     async def write(self) -> None:
         turn, now = self.turn, self.turn.now
@@ -185,6 +191,7 @@ class _Batch:
                     raise Careful
         if self.done or self.gone or self.ended:
             turn.tell(ENDED)
+        await forget(turn, self.forgotten)
         await free_keys(turn, self.keyed)
         if self.lanes:
             await free_lanes(turn, self.lanes)
@@ -193,6 +200,8 @@ class _Batch:
 
     async def _sort_backs(self) -> None:
         """What someone asked to cancel meanwhile doesn't come back."""
+        awaited = {verdict.event for verdict in self.backs.values() if verdict.event is not None}
+        there = await sent(self.turn, awaited)
         found = await self.turn.fetch(_LOCK, sorted(self.backs))
         asked = {seq for seq, _, cancel in found if cancel}
         for seq, verdict in self.backs.items():
@@ -200,7 +209,8 @@ class _Batch:
             if seq in asked:
                 self._end(verdict, seq, token)
             else:
-                self._give_back(verdict, seq, token)
+                delay = 0.0 if verdict.event in there else verdict.delay
+                self._give_back(verdict, seq, token, delay)
 
 
 def _counted(verdict: Verdict) -> tuple[int, int]:
