@@ -188,6 +188,38 @@ async def test_a_codec_of_ones_own(ours: Queues) -> None:
     queue.task_done()
 
 
+class Picky:
+    """Can't read what is below 5."""
+
+    name = "picky"
+
+    def encode(self, item: int) -> bytes:
+        return str(item).encode()
+
+    def decode(self, data: bytes) -> int:
+        if int(data) < 5:
+            raise ValueError("too small")
+        return int(data)
+
+
+@pytest.mark.parametrize("kind", ["queue", "priority", "lifo"])
+async def test_what_nobody_can_read_hides_nothing(
+    ours: Queues, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One by one, and after a shutdown, when an empty hand means the end."""
+    queue = getattr(ours, kind)(codec=Picky())
+    numbers = [0, 1, 2, 5, 3, 6, 4, 7]
+    for number in reversed(numbers) if kind == "lifo" else numbers:
+        await queue.put(number)
+    assert queue.get_nowait() == 5
+    queue.shutdown()
+    assert await asyncio.wait_for(queue.get(), 60) == 6
+    assert queue.get_nowait() == 7
+    with pytest.raises(outlast.QueueShutDown):
+        await asyncio.wait_for(queue.get(), 60)
+    assert caplog.text.count("too small") == 5
+
+
 class Wrong:
     name = "wrong"
 

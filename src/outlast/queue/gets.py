@@ -33,7 +33,8 @@ class Gets:
 
     async def get(self, owner: object, bind: Bind) -> Entry:
         """The next item, when there is one, for ``owner``."""
-        await self._wait(bind)
+        if self._pump.shut or not self._line.supply.sure():
+            await self._wait(bind)
         return self._hand_out(owner)
 
     def get_now(self, owner: object) -> Entry:
@@ -117,7 +118,7 @@ class Gets:
             self._pump.putters.wake()
         if entry.paid and self._line.unfinished <= 0:
             self._all_done()
-        if self._may_warn:
+        if self._may_warn and self._line.holds.size >= FORGOTTEN:
             self._look_at_holds()
         return entry
 
@@ -128,7 +129,7 @@ class Gets:
 
     def _look_at_holds(self) -> None:
         holds = self._line.holds
-        if len(holds) >= FORGOTTEN and self.never_done and holds.piled:
+        if self.never_done and holds.piled:
             self._may_warn = False
             self.warn_of_growth()
         elif len(holds) >= UNCLEAR and holds.counted:

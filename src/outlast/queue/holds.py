@@ -21,17 +21,19 @@ __all__ = ["Holds"]
 class Holds:
     """The items that were handed out and are not done."""
 
-    __slots__ = ("_by_owner", "_by_value", "_size", "counted")
+    __slots__ = ("_by_owner", "_by_value", "counted", "size")
 
     def __init__(self) -> None:
         self._by_owner: dict[object, list[Entry]] = {}
-        self._by_value: dict[int, list[Entry]] = {}
-        self._size = 0
+        # Made when somebody first names an item, which most programs never do.
+        self._by_value: dict[int, list[Entry]] | None = None
+        self.size = 0
+        """How many there are."""
         self.counted = 0
         """Calls of ``task_done()`` that could not be put down to one item yet."""
 
     def __len__(self) -> int:
-        return self._size
+        return self.size
 
     def __iter__(self) -> Iterator[Entry]:
         return (entry for entries in self._by_owner.values() for entry in entries)
@@ -39,7 +41,7 @@ class Holds:
     @property
     def covered(self) -> bool:
         """Whether each held item is known to be done."""
-        return self.counted >= self._size
+        return self.counted >= self.size
 
     @property
     def piled(self) -> bool:
@@ -49,15 +51,25 @@ class Holds:
     def take(self, entry: Entry, owner: object) -> None:
         """Hand an item to an asyncio task, or to None where there is no task."""
         entry.owner = owner
-        self._size += 1
-        self._by_owner.setdefault(owner, []).append(entry)
-        self._by_value.setdefault(id(entry.item), []).append(entry)
+        self.size += 1
+        mine = self._by_owner.get(owner)
+        if mine is None:
+            self._by_owner[owner] = [entry]
+        else:
+            mine.append(entry)
+        if self._by_value is not None:
+            self._by_value.setdefault(id(entry.item), []).append(entry)
 
     def done(self, owner: object) -> list[Entry]:
         """One anonymous call of ``task_done()``: the items that are done by it, if any."""
         mine = self._by_owner.get(owner)
         if mine is not None and len(mine) == 1:
-            return self.done_with(mine[0])
+            if self.counted or self._by_value is not None:
+                return self.done_with(mine[0])
+            # What the usual consumer does, item for item.
+            del self._by_owner[owner]
+            self.size -= 1
+            return mine
         self.counted += 1
         return self._all_if_covered()
 
@@ -71,6 +83,10 @@ class Holds:
 
         Among several, one of the caller's own.
         """
+        if self._by_value is None:
+            self._by_value = {}
+            for entry in self:
+                self._by_value.setdefault(id(entry.item), []).append(entry)
         same = self._by_value.get(id(item)) or [
             entry for entry in self if entry.item is item or entry.item == item
         ]
@@ -81,20 +97,21 @@ class Holds:
 
     def release(self, entry: Entry) -> None:
         """Forget an item that is held."""
-        self._size -= 1
+        self.size -= 1
         _drop(self._by_owner, entry.owner, entry)
-        _drop(self._by_value, id(entry.item), entry)
+        if self._by_value is not None:
+            _drop(self._by_value, id(entry.item), entry)
 
     def drain(self) -> list[Entry]:
         """Forget everything; what it was."""
         entries = list(self)
         self._by_owner.clear()
-        self._by_value.clear()
-        self._size = self.counted = 0
+        self._by_value = None
+        self.size = self.counted = 0
         return entries
 
     def _all_if_covered(self) -> list[Entry]:
-        held = self._size
+        held = self.size
         if not held or self.counted < held:
             return []
         left = self.counted - held

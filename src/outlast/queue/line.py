@@ -253,8 +253,9 @@ class Line:
         if self._lifeline is not None and self._max_crashes is not None:
             self._lifeline.mark_started(entry.claim.job.id, alone=not holds)
         holds.take(entry, owner)
-        # Others may have put items since we last looked.
-        self.unfinished = max(self.unfinished, len(holds) - holds.counted)
+        held = holds.size - holds.counted
+        if self.unfinished < held:  # others have put items since we last looked
+            self.unfinished = held
         return entry
 
     def settle(self, entries: Sequence[Entry]) -> None:

@@ -125,13 +125,19 @@ class Supply:
     # -- claiming
 
     async def fetch(self, wanted: int) -> None:
-        """Claim at least up to ``wanted`` items, if there are so many. Cancel-safe."""
-        self._make_way()
-        while self._settling.returning:
-            await self._settling.flush()
-        flight = self._flight or self._begin(wanted)
-        await asyncio.shield(flight.arrival())
-        self._land(flight)
+        """Claim at least up to ``wanted`` items, if there are so many. Cancel-safe.
+
+        Nothing can be handed out after this if nothing was there, and then alone: what nobody can
+        read is passed over.
+        """
+        found = True
+        while found:
+            self._make_way()
+            while self._settling.returning:
+                await self._settling.flush()
+            flight = self._flight or self._begin(wanted)
+            await asyncio.shield(flight.arrival())
+            found = self._land(flight) and not self.window.sure() and not self._unpaid
         if self._unpaid:
             await self._settle_unpaid()
 
@@ -147,11 +153,12 @@ class Supply:
     def fetch_now(self, wanted: int, *, more: bool = False) -> None:
         """The same, blocking: first what is on its way; then, if that isn't enough, or ``more``."""
         self.land_now()
-        if more or not self.window.sure():
+        found = more or not self.window.sure()
+        while found:
             self._make_way()
             if self._settling.returning:
                 self._settling.flush_now()
-            self._land(self._begin(wanted))
+            found = self._land(self._begin(wanted)) and not self.window.sure() and not self._unpaid
         if self._unpaid:
             self._settle_unpaid_now()
 
@@ -191,10 +198,13 @@ class Supply:
         self._batch = min(self._batch * 2, ITEMS) if quick else max(self._batch // 2, 1)
         return max(wanted, min(self._batch, int(BYTES / self._size) or 1))
 
-    def _land(self, flight: _Flight) -> None:
-        """Receive a claim, once: whoever waits for it next finds its items in the window."""
+    def _land(self, flight: _Flight) -> bool:
+        """Receive a claim, once: whoever waits for it next finds its items in the window.
+
+        False if there was nothing to claim.
+        """
         if self._flight is not flight:
-            return
+            return True
         self._flight = None
         claims = flight.result()
         self._landed = self.moved = self._clock.monotonic()
@@ -209,6 +219,7 @@ class Supply:
             self.window.land(entries, full=len(claims) >= flight.asked)
             over = self.window.spill(max(ITEMS, flight.asked))
             self._settling.give_back([entry.claim for entry in over], started=False)
+        return bool(claims)
 
     def _decoded(self, claim: Claim) -> Entry | None:
         """The item, or None if nobody can read it: it is buried, its bytes are kept."""
