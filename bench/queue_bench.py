@@ -5,6 +5,10 @@ machine that drifts drifts for all. Peers are measured where they are installed 
 litequeue). litequeue's own setting doesn't sync at a commit; it is measured as it comes and with
 synchronous=FULL, which is what the others promise.
 
+Raw is the plainest program that does the same: 100 coroutines that wait for one thread, which
+commits 100 rows at a time. What that thread alone could do in a loop, with no coroutine to serve,
+is shown too and is no floor.
+
 Options: --runs N, --items N, --million (a queue of a million items: opening time and memory),
 --folder DIR (on the disk to measure), --json FILE. The exit code is 1 if a floor is missed.
 """
@@ -24,6 +28,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -119,22 +124,62 @@ def raw_put(folder: Path, items: int) -> float:
     return rate
 
 
-def raw_get(folder: Path, items: int) -> float:
+def raw_step(connection: apsw.Connection, done: list[tuple[Any]]) -> list[Any]:
     """Claim 100, delete the last 100, one commit."""
+    connection.execute("begin immediate")
+    connection.executemany("delete from q where id = ?", done)
+    rows = connection.execute(
+        "update q set state = 1 where id in (select id from q where state = 0 order by id"
+        " limit 100) returning id, payload"
+    ).fetchall()
+    connection.execute("commit")
+    return rows
+
+
+def raw_get(folder: Path, items: int) -> float:
+    """As with ``raw_put``: as many coroutines wait for one thread that claims and deletes."""
+    connection = raw(folder)
+    waiting: deque[asyncio.Future[str]] = deque()
+    ready: deque[Any] = deque()
+    done: list[tuple[Any]] = []
+
+    async def fill() -> None:
+        while waiting:
+            settled = done[:]
+            done.clear()
+            ready.extend(await asyncio.to_thread(raw_step, connection, settled))
+            while waiting and ready:
+                waiting.popleft().set_result(ready.popleft())
+            await asyncio.sleep(0)
+
+    async def consume(count: int) -> None:
+        loop, filler = asyncio.get_running_loop(), None
+        for _ in range(count):
+            future = loop.create_future()
+            waiting.append(future)
+            if len(waiting) == 1:
+                filler = loop.create_task(fill())
+            done.append((await future)[:1])
+        del filler
+
+    async def main() -> float:
+        clocks = Clocks()
+        await asyncio.gather(*(consume(items // CALLERS) for _ in range(CALLERS)))
+        raw_step(connection, done)
+        return items / clocks.read()[0]
+
+    rate = asyncio.run(main())
+    connection.close()
+    return rate
+
+
+def bare_get(folder: Path, items: int) -> float:
+    """The same with nobody waiting: one thread, no event loop. What the disk and SQLite can do."""
     connection = raw(folder)
     done: list[tuple[Any]] = []
     clocks = Clocks()
-    while True:
-        connection.execute("begin immediate")
-        connection.executemany("delete from q where id = ?", done)
-        rows = connection.execute(
-            "update q set state = 1 where id in (select id from q where state = 0 order by id"
-            " limit 100) returning id, payload"
-        ).fetchall()
-        connection.execute("commit")
-        done = [(row[0],) for row in rows]
-        if not rows:
-            break
+    while rows := raw_step(connection, done):
+        done = [row[:1] for row in rows]
     rate = items / clocks.read()[0]
     connection.close()
     return rate
@@ -336,6 +381,7 @@ def rates(parent: Path, runs: int, items: int) -> dict[str, dict[str, float]]:
     few = max(CALLERS, items // 20)
     who: dict[str, tuple[Any, Any, int]] = {
         "raw": (raw_put, raw_get, items),
+        "raw, nobody waits": (raw_put, bare_get, items),
         "outlast": (our_put, our_get, items),
     }
     if importlib.util.find_spec("persistqueue"):
@@ -368,6 +414,9 @@ def figures(found: dict[str, Any]) -> list[Figure]:
     for what, label in (("put", "queue: put"), ("get", "queue: get + task_done")):
         ours = speed["outlast"][what]
         rows.append(beside(f"{label}, 100 at once", ours, speed["raw"][what], least=0.4))
+        if what == "get":
+            bare = speed["raw, nobody waits"][what]
+            rows.append(beside(f"{label}, beside a bare loop", ours, bare))
         # litequeue as it comes doesn't sync, so it is shown and is no floor.
         for peer, floor in (("persist-queue", 10), ("litequeue, FULL", 10), ("litequeue", None)):
             if peer in speed:

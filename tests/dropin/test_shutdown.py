@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import TYPE_CHECKING
 
 import pytest
 from tests.dropin.steps import shutdown_on, until
 
+import outlast
 from outlast import QueueShutDown
 
 if TYPE_CHECKING:
@@ -124,6 +126,50 @@ async def test_consumers_end_by_it(queues: Queues) -> None:
             await queue.put(number)
         shutdown_on(queue)
     assert sorted(got) == list(range(20))
+
+
+@pytest.mark.parametrize("maxsize", [0, 3])
+@pytest.mark.parametrize("immediate", [False, True])
+@pytest.mark.parametrize("rounds", [0, 1, 2, 5, 20])
+async def test_in_the_middle_of_puts_and_gets(
+    queues: Queues, rounds: int, immediate: bool, maxsize: int
+) -> None:
+    """Nobody hangs, and what was put came out, or is there after the shutdown at once."""
+    queue = queues.queue(maxsize)
+    put = got = 0
+
+    async def produce() -> None:
+        nonlocal put
+        with contextlib.suppress(QueueShutDown):
+            while True:
+                await queue.put(put)
+                put += 1
+                await asyncio.sleep(0)
+
+    async def consume() -> None:
+        nonlocal got
+        with contextlib.suppress(QueueShutDown):
+            while True:
+                await queue.get()
+                got += 1
+                await asyncio.sleep(0)
+                with contextlib.suppress(ValueError):  # counted away by an immediate shutdown
+                    queue.task_done()
+
+    tasks = [asyncio.create_task(work()) for work in [produce] * 5 + [consume] * 5]
+    await until(lambda: got > 5, 60)
+    for _ in range(rounds):
+        await asyncio.sleep(0)
+    shutdown_on(queue, immediate=immediate)
+    async with asyncio.timeout(60):
+        await asyncio.gather(*tasks)
+        await queue.join()
+    assert queue.empty()
+    if not immediate:
+        assert got == put
+    elif isinstance(queue, outlast.Queue):
+        await until(lambda: not queue._line.settling, 60)
+        assert got + (await queue.depth()).live == put
 
 
 async def test_it_belongs_to_the_object_and_the_items_stay(queues: Queues) -> None:

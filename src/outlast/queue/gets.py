@@ -95,7 +95,10 @@ class Gets:
 
     def _over(self) -> bool:
         """After a shutdown: whether nothing is left. Where that must be awaited, the pump sees."""
-        return self._pump.ended or (self._line.direct is not None and self.empty())
+        line = self._line
+        return self._pump.ended or (
+            line.direct is not None and not line.intake.busy and self.empty()
+        )
 
     def _has_item(self) -> bool:
         supply = self._line.supply

@@ -45,6 +45,12 @@ class Intake:
         self._sender: asyncio.Task[None] | None = None
         self._alone: set[asyncio.Task[None]] = set()
 
+    @property
+    def busy(self) -> bool:
+        """Whether a call was begun here whose outcome isn't known yet."""
+        sender = self._sender
+        return bool(self._waiting or self._alone) or (sender is not None and not sender.done())
+
     async def add(self, jobs: Sequence[Job], capacity: int | None = None) -> None:
         """Return when the jobs are durable. ``QueueFull`` if the queue would hold too many.
 

@@ -279,9 +279,13 @@ class Line:
         if before == self.changes and not self.settling:
             self.unfinished = live - self.holds.counted
 
+    def forget_others(self) -> None:
+        """Nothing more comes here: what is unfinished is what is in hand, whatever was counted."""
+        self.unfinished = max(0, self.holds.size - self.holds.counted)
+
     def drop(self) -> None:
         """Let go of what waits: nobody will ask for it here."""
-        self.unfinished = max(0, len(self.holds) - self.holds.counted)
+        self.forget_others()
         self.recent.clear()
         self.supply.give_back()
         if self.each:

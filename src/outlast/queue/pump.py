@@ -143,7 +143,7 @@ class Pump:
             await line.supply.fetch(wanted)
         if line.supply.sure():
             return
-        if shut:
+        if shut and not line.intake.busy:
             self.drained = True
             self.wake_all()
             return
@@ -187,7 +187,9 @@ class Pump:
         await line.open()
         while len(self.joiners):
             await line.settling.flush()
-            if not self.ended:
+            if self.ended:
+                line.forget_others()
+            else:
                 await line.recount()
             if line.unfinished <= 0 and not line.settling:
                 self.joiners.wake_all()

@@ -45,7 +45,7 @@ class Puts:
             await self._put_in_turn(job, bind)
         else:
             await line.intake.add([job])
-        line.added(job, item)
+        self._added(job, item)
 
     def put_now(self, job: Job, item: Any) -> None:
         """Store an item at once, or raise ``QueueFull``; blocks."""
@@ -55,7 +55,7 @@ class Puts:
         if self.full():
             raise QueueFull
         direct.add_now([job], self._capacity())
-        line.added(job, item)
+        self._added(job, item)
         if line.each:
             self._pump.getters.wake()
 
@@ -76,10 +76,15 @@ class Puts:
             except QueueFull:
                 continue
             for job, item in zip(jobs[:size], items[:size], strict=True):
-                line.added(job, item)
+                self._added(job, item)
             if line.each:
                 self._pump.getters.wake(size)
             del jobs[:size], items[:size]
+
+    def _added(self, job: Job, item: Any) -> None:
+        """It is stored. If the queue was drained meanwhile, it is for whoever opens it again."""
+        if not self._pump.ended:
+            self._line.added(job, item)
 
     def check_shut(self) -> None:
         """Raise ``QueueShutDown`` once nothing may come in."""

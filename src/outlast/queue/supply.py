@@ -196,7 +196,10 @@ class Supply:
             return wanted
         quick = self._clock.monotonic() - self._landed < QUICK
         self._batch = min(self._batch * 2, ITEMS) if quick else max(self._batch // 2, 1)
-        return max(wanted, min(self._batch, int(BYTES / self._size) or 1))
+        asked = max(wanted, min(self._batch, int(BYTES / self._size) or 1))
+        if quick:  # so many waited: the next one need not begin at less
+            self._batch = max(self._batch, min(asked, ITEMS))
+        return asked
 
     def _land(self, flight: _Flight) -> bool:
         """Receive a claim, once: whoever waits for it next finds its items in the window.
