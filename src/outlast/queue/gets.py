@@ -112,6 +112,8 @@ class Gets:
         supply = self._line.supply
         self._line.open_now(call)
         supply.fetch_now(wanted, more=more)
+        if self._line.leased:
+            self._pump.holds_claims()
         if len(supply.window) > wanted:
             self._pump.holds_stock()
 

@@ -37,6 +37,8 @@ _log = logging.getLogger(__name__)
 
 LEASE = 60.0
 """Seconds for which claims hold where nobody can see at once that a process is dead."""
+LOCAL = ("memory:", "sqlite:")
+"""Stores of this machine, whose processes all see at once who is dead. Elsewhere a lease tells."""
 RECOVER = 500
 """Overdue claims of others that are put back when a line is opened."""
 SHOWN = 10
@@ -76,8 +78,9 @@ class Line:
         self.maxsize = maxsize
         # As asyncio's, which compares and nothing else: infinity and NaN are no limit either.
         self.capacity = ceil(maxsize) if 0 < maxsize < inf else None
-        # A store that can be called directly is on this machine, where the dead are seen at once.
-        self._lease = LEASE if self.direct is None else DAY
+        self.leased = self.direct is None or not store.url.startswith(LOCAL)
+        self._lease = LEASE if self.leased else DAY
+        self._recovered = 0.0
         self._window = window
         self._clock = clock
         self._chance = chance
@@ -319,7 +322,11 @@ class Line:
         return f"queue-{self._chance.uuid7()}"
 
     async def recover_dead(self) -> None:
-        """Put back at once what the dead processes of this machine held."""
+        """Put back at once what the dead processes of this machine held; of others, in time."""
+        now = self._clock.monotonic()
+        if self.leased and now - self._recovered > self._lease / 4:
+            self._recovered = now
+            await self.store.recover(RECOVER)
         folder = self.store.lifelines
         if folder is None:
             return

@@ -63,6 +63,11 @@ class Pump:
         if _in_a_loop():
             self._run("get", self._serve)
 
+    def holds_claims(self) -> None:
+        """Items were claimed by a call that blocks; where there is a loop, it keeps them ours."""
+        if _in_a_loop():
+            self._line.start_renewing()
+
     def getter_left(self) -> None:
         """A getter goes on: because it was woken, cancelled, or failed."""
         self._stir.set()
