@@ -103,8 +103,17 @@ async def all_at_once(stage: Stage) -> None:
         await stage.add([stage.job()])
         await stage.end(await stage.claim(1), "done")
 
+    async def take() -> None:
+        await stage.end(await stage.claim(1), "done")
+
     for _ in range(3):
         await asyncio.gather(*(hand_over() for _ in range(12)))
+    # And those that promise nothing beside those that do: one is enough for a sync.
+    await stage.add([stage.job() for _ in range(12)])
+    for _ in range(3):
+        adds = (stage.add([stage.job()]) for _ in range(4))
+        takes = (take() for _ in range(4))
+        await asyncio.gather(*(each for pair in zip(adds, takes, strict=True) for each in pair))
 
 
 async def come_back(stage: Stage) -> None:

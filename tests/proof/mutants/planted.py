@@ -58,6 +58,13 @@ STORE_BUGS = (
         (f"{REPLAY}[add]",),
     ),
     Bug(
+        "a claim spoils the sync of those that share its commit",
+        WRITER,
+        "synced = any(op.synced for op in group)",
+        "synced = all(op.synced for op in group)",
+        (f"{REPLAY}[together]",),
+    ),
+    Bug(
         "stays at NORMAL once a claim was made",
         WRITER,
         "        if level == self._now_synchronous:",
