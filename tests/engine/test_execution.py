@@ -115,6 +115,19 @@ async def test_the_total_time_counts_from_the_first_start(rig: Rig) -> None:
     assert (await verdict_on(rig, claim_of(name, started_at=86500.0, **fields))).kind == "dead"
 
 
+async def test_the_total_time_counts_the_last_run_as_well(rig: Rig) -> None:
+    def late() -> ValueError:
+        rig.clock.advance(50)
+        return ValueError("no")
+
+    name = raising(rig, late, retry=RetryPolicy(attempts=99, total=100.0))
+    first = await verdict_on(rig, claim_of(name, started_at=86400.0, max_attempts=99))
+    assert first.kind == "retry"
+    fields: dict[str, Any] = {"failure": first.failure, "failures": 1, "max_attempts": 99}
+    assert (await verdict_on(rig, claim_of(name, started_at=86440.0, **fields))).kind == "retry"
+    assert (await verdict_on(rig, claim_of(name, started_at=86455.0, **fields))).kind == "dead"
+
+
 @pytest.mark.parametrize("delay", [7, 7.0, timedelta(seconds=7)])
 async def test_retry_sets_its_own_delay(rig: Rig, delay: Any) -> None:
     name = raising(
