@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 AHEAD = 0.05
 """How many seconds of work are claimed ahead, by the measured pace."""
-MAX_AHEAD = 1000
+MAX_AHEAD = 700
 MAX_UNSETTLED = 4000
 """No more is claimed while so many verdicts wait to be stored."""
 POLL, PUSHED_POLL = 1.0, 5.0
