@@ -210,6 +210,24 @@ async def test_a_refused_add_does_not_hide_the_next(store: Any) -> None:
     assert ids(await soon(task)) == ["next"]
 
 
+async def test_large_claims_that_wait_hold_nobody_up(store: Any) -> None:
+    (await parked(store)).cancel()
+    limit, lease = 1500, 1e9
+    calls = [
+        *(store._claim_op(["a"], [None], limit, lease, "w", patient=True) for _ in range(2)),
+        store._add_op([job(queue="b")], None),
+    ]
+    for call in calls:
+        call.reply = never()
+        call.idle = call.idle and (lambda: True)
+    adding = calls[-1].reply
+    # Whatever is waiting when the writer wakes up, one wake-up is all it gets.
+    store._writer._waiting.extend(calls)
+    store._writer._wake.set()
+    async with asyncio.timeout(60):
+        await adding
+
+
 async def test_it_waits_through_what_is_none_of_its_news(store: Any) -> None:
     running = await start(store, job())
     task = await parked(store)

@@ -176,14 +176,12 @@ class Writer:
             last = self._unpark()
         while self._waiting and size < GROUP:
             op = self._waiting.popleft()
-            size += op.size
-            if op.idle is None:
-                group.append(op)
-                adds = adds or op.jobs is not None
-            elif op.idle():
+            if op.idle is not None and op.idle():
                 self._parked = [*self._unpark(), op]
-            else:
-                last.append(op)
+                continue
+            size += op.size
+            adds = adds or op.jobs is not None
+            (group if op.idle is None else last).append(op)
         if adds and self._parked:
             last += self._unpark()
         return group + last
