@@ -422,7 +422,7 @@ def _open_free(path: str) -> int | None:
     """A descriptor that holds the lock of a file nobody held, or None if held or gone."""
     try:
         fd = os.open(path, os.O_RDWR | getattr(os, "O_BINARY", 0))
-    except (FileNotFoundError, PermissionError):
+    except (FileNotFoundError, PermissionError, IsADirectoryError):
         return None
     if _try_lock(fd) and _is_at(fd, path):
         return fd

@@ -350,3 +350,15 @@ def test_a_folder_that_is_no_folder_is_said(tmp_path: Path) -> None:
     line = Lifeline(tmp_path / "gone", "w")
     with pytest.raises(StoreUnavailable, match=r"can't make a worker's life sign .*: No such"):
         line.hold()
+
+
+def test_what_is_not_ours_in_the_folder_is_no_dead_worker(tmp_path: Path) -> None:
+    for name in ("folder.life", "folder.super"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "empty.life").touch()
+    (tmp_path / "rubbish.life").write_bytes(os.urandom(5000))
+    (tmp_path / "rubbish inside.life").write_bytes(b"OUTLIFE1" + os.urandom(5000))
+    found = dict(dead(tmp_path))
+    assert set(found) == {"rubbish", "rubbish inside"}
+    assert found["rubbish"].blamed == frozenset()
+    assert not (tmp_path / "empty.life").exists()
