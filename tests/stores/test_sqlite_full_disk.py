@@ -69,7 +69,8 @@ def fill_up(point: str) -> None:
 
 
 def live_on_a_full_disk(point: str) -> None:
-    mount(point, "size=64m")
+    mount(point, "size=88m")
+    Path(f"{point}/spare").write_bytes(bytes(24 << 20))  # what is freed once it is too late
     store = ram_store(point)
     store.open_now()
     accepted, message = add_until_refused(store)
@@ -89,6 +90,7 @@ def live_on_a_full_disk(point: str) -> None:
         raise AssertionError("new work was taken while the disk is full")
     say(["settled", sorted(settled) == sorted(accepted)])
     Path(f"{point}/filler").unlink()
+    Path(f"{point}/spare").unlink()
     freed = time.monotonic()
     until(lambda: adds(store), 10.0, "new work is taken again")
     say(["resumed", time.monotonic() - freed])
