@@ -8,16 +8,19 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.engine.rig import Gate, Rig
+from tests.engine.rig import Gate, Rig, Spy
 from tests.engine.service import Service, wait_until
 
 from outlast import StoreStopped, StoreUnavailable
+from outlast.store import Feature
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from outlast.clock import Clock
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -72,6 +75,56 @@ async def test_a_store_that_comes_and_goes_is_waited_for(rig: Rig) -> None:
         handle = await gate.task.enqueue(1)
         await rig.pass_time(5)
         assert await handle.result(60) == 1
+
+
+class Patient(Spy):
+    """A store whose claims wait until there is something to claim."""
+
+    clock: Clock
+
+    @property
+    def features(self) -> Feature:
+        return self._store.features | Feature.PROMPT | Feature.PUSH
+
+    async def claim_next(self, *args: Any) -> Any:
+        *wanted, timeout, enough = args
+        found = await self.claim(*wanted)
+        if not found:
+            timer = asyncio.ensure_future(self.clock.sleep(timeout))
+            await asyncio.wait((timer, enough), return_when=asyncio.FIRST_COMPLETED)
+            timer.cancel()
+            found = await self.claim(*wanted)
+        return found
+
+
+@pytest.mark.parametrize("kind", [Spy, Patient])
+async def test_outages_close_together_are_not_one_long_outage(rig: Rig, kind: type[Spy]) -> None:
+    """Each was shorter than two leases, though all of them together were longer."""
+    gate = Gate(rig)
+
+    def open_store() -> Any:
+        spy = kind(rig.app.open_store(), rig.before)
+        if isinstance(spy, Patient):
+            spy.clock = rig.clock
+        return spy
+
+    def stopped(*_: object, **__: object) -> None:
+        raise StoreStopped("the file was deleted")
+
+    async with rig.worker(open_store=open_store, lease=15, concurrency=5):
+        running = [await gate.task.enqueue(n) for n in range(4)]
+        await rig.pass_time(5)
+        for n in range(3):
+            for call in ("claim", "settle", "renew", "recover", "prune", "beat"):
+                rig.before[call] = stopped
+            gate.doors[n].set()  # so that verdicts wait as well
+            await rig.pass_time(20)
+            rig.before.clear()
+            await rig.pass_time(1)
+        gate.open.set()
+        await rig.pass_time(5)
+        assert [await each.result(60) for each in running] == [0, 1, 2, 3]
+    assert sorted(gate.ran) == [0, 1, 2, 3]
 
 
 def health(service: Service) -> tuple[int, str]:

@@ -12,7 +12,7 @@ import pytest
 from tests.conformance.steps import job
 from tests.stores.children import Child, listen, say
 
-from outlast.errors import EnqueueUncertain, StoreError, StoreUnavailable
+from outlast.errors import EnqueueUncertain, StoreError, StoreStopped, StoreUnavailable
 from outlast.job import done
 from outlast.stores.sqlite import files, writer
 from outlast.stores.sqlite.store import SqliteStore
@@ -156,6 +156,39 @@ async def test_moved_away_and_put_back_nothing_is_lost(db: Path, opened: Opener)
     await store.open()
     await store.add([job("c")])
     assert [found and found.id for found in await store.get(["a", "b", "c"])] == ["a", "b", "c"]
+
+
+async def test_put_back_after_a_commit_that_it_missed_it_goes_on(
+    db: Path, opened: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The files that took the commit are there again: nothing speaks against using them."""
+    monkeypatch.setattr(writer, "GLANCE", 60.0)  # nor is it believed what was seen before
+    store = opened(db)
+    await store.add([job("a")])
+    away = db.with_name("away")
+    db.rename(away)
+    for error, id in ((EnqueueUncertain, "b"), (StoreStopped, "c")):
+        with pytest.raises(error, match=f"{db} was deleted"):
+            await store.add([job(id)])
+    away.rename(db)
+    await store.add([job("d")])
+    found = await store.get(["a", "b", "c", "d"])
+    assert [each and each.id for each in found] == ["a", "b", None, "d"]
+
+
+async def test_what_could_not_be_looked_at_is_looked_at_again(db: Path, opened: Opener) -> None:
+    store = opened(db)
+    await store.add([job("a")])
+    away = db.with_name("away")
+    db.rename(away)
+    db.symlink_to(db.name)
+    for _ in range(2):
+        with pytest.raises(StoreUnavailable, match=f"can't look at {db}"):
+            await store.add([job("b")])
+    db.unlink()
+    away.rename(db)
+    await store.add([job("c")])
+    assert [found and found.id for found in await store.get(["a", "b", "c"])] == ["a", None, "c"]
 
 
 async def test_no_new_log_is_begun_beside_one_that_was_deleted(db: Path, opened: Opener) -> None:

@@ -71,6 +71,8 @@ class Claims:
         self.pace = Pace(clock.monotonic())
         self.struck: Callable[[StoreUnavailable], object] = _nothing
         """Told when the store can't be reached."""
+        self.reached: Callable[[], object] = _nothing
+        """Told when it can be reached again."""
         self._store = store
         self._crew = crew
         self._settling = settling
@@ -87,6 +89,7 @@ class Claims:
         self._asleep: asyncio.Future[None] | None = None
         self._demand: asyncio.Future[None] | None = None
         self._fruitless = 0
+        self._failing = False
         crew.call_claims = self.call
 
     def call(self) -> None:
@@ -116,8 +119,12 @@ class Claims:
                 self._names = sorted(self._tasks)
             try:
                 claims = await self._claim(want)
+                if self._failing:
+                    self._failing = False
+                    self.reached()
                 pause = 0.02
             except StoreUnavailable as error:
+                self._failing = True
                 self.struck(error)
                 log.warning("no claims, the store can't be reached: %s", error)
                 await self._sleep(asyncio.ensure_future(self._clock.sleep(pause)))
@@ -149,7 +156,8 @@ class Claims:
     async def _claim(self, want: int) -> Sequence[Claim]:
         """What there is; from a store that can, as soon as there is something."""
         wanted = (self._queues, self._names, want, self._lease, self._worker)
-        if self._prompt is None:
+        if self._prompt is None or self._failing:
+            # One that waits for news would not tell at once that the store is there again.
             return await self._store.claim(*wanted)
         self._enough = asyncio.get_running_loop().create_future()
         began = self._clock.monotonic()

@@ -45,6 +45,8 @@ class Settling:
         """Told of each batch that is stored, refused verdicts included."""
         self.struck: Callable[[StoreUnavailable], object] = _nothing
         """Told when the store can't be reached."""
+        self.reached: Callable[[], object] = _nothing
+        """Told when it can be reached again."""
         self._store = store
         self._clock = clock
         self._hooks = hooks
@@ -97,6 +99,8 @@ class Settling:
             except Exception as error:
                 await self._one_by_one(batch, error)
                 return
+        if pause > FIRST_PAUSE:
+            self.reached()
         self.settled(batch)
         for refused in lost:
             self._tell_lost(refused.claim.job, again=pause > FIRST_PAUSE)

@@ -48,21 +48,28 @@ class Outage:
     def strike(self, error: StoreUnavailable | None = None) -> None:
         """The store could not be reached just now.
 
-        Raises the error again if it says that the store was given up, and did so for a while:
-        somebody who opens it anew may have more luck with it.
+        Raises the error again if it says that the store was given up, and has been saying so for a
+        while: somebody who opens it anew may have more luck with it.
         """
         now = self._clock.monotonic()
         self._quiet_until = now + self._lease
-        patience = PATIENCE * self._lease
-        if now - self._struck_at > patience / 2:
+        if now - self._struck_at > self._lease:
             self._stopped_at = None  # it was there meanwhile
         self._struck_at = now
         if not isinstance(error, StoreStopped):
             return
         if self._stopped_at is None:
             self._stopped_at = now
-        elif now - self._stopped_at > patience:
+        elif now - self._stopped_at > PATIENCE * self._lease:
             raise error
+
+    def reached(self) -> None:
+        """One who could not reach the store has reached it again: the next outage is another one.
+
+        Not to be told of every call that was answered: a store that has stopped writing for good
+        may be opened a second time in this process, and be well there.
+        """
+        self._stopped_at = None
 
     def over(self, expected: float) -> bool:
         """Whether leases may be judged. To be asked about every ``expected`` seconds."""
@@ -182,6 +189,8 @@ class Side:
         while True:
             try:
                 pause = await turn(store)
+                if failing:
+                    self._outage.reached()
                 failing = False
             except StoreUnavailable as error:
                 self._outage.strike(error)

@@ -200,6 +200,7 @@ class Worker:
         loop = asyncio.get_running_loop()
         outage = Outage(self.clock, self._lease)
         settling.struck = claims.struck = outage.strike
+        settling.reached = claims.reached = outage.reached
         upkeep = Upkeep(
             crew, self.clock, outage,
             worker=self.id, queues=self.queues, tasks=self._tasks, lease=self._lease,

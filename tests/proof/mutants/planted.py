@@ -282,7 +282,7 @@ WORKER_BUGS = (
     Bug(
         "a file that was put back is never found again",
         WRITER,
-        "            # Nothing was written. What was taken away may be put back.\n",
+        "            # Nothing was written. What was taken away or out of sight may be put back.\n",
         "            self._broken = error\n",
         ("tests/stores/test_sqlite_vanished.py",),
     ),

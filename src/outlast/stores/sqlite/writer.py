@@ -204,10 +204,10 @@ class Writer:
         try:
             news = self._transact(group)
         except Doubtful as doubt:
-            self._broken = doubt.cause
+            self._seen_until = 0.0  # look before anything more is written
             fail(group, doubt.cause, uncertain=True)
-        except StoreStopped as error:
-            # Nothing was written. What was taken away may be put back.
+        except StoreUnavailable as error:
+            # Nothing was written. What was taken away or out of sight may be put back.
             fail(group, error)
         except StoreError as error:
             self._broken = error
