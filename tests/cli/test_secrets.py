@@ -29,7 +29,7 @@ ARGUMENTS: dict[str, tuple[str, ...] | None] = {
     "status": (), "jobs": (), "workers": (), "health": (), "show": ("x",), "retry": ("x",),
     "cancel": ("x",), "purge": ("default",), "pause": ("default",), "resume": ("default",),
     "backup": ("copy.db",), "enqueue": ("shop:sum",), "worker": None,
-    "demo": None, "bench": None, "doctor": None,
+    "demo": None, "bench": None, "doctor": None, "check": None,
 }  # fmt: skip
 """What each command is given besides; None where it opens no store of
 the user's, or becomes another program (tests/cli/test_worker.py looks at that one)."""

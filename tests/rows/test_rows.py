@@ -60,7 +60,7 @@ ROWS: dict[str, tuple[str, ...]] = {
     "P8": ("tests/conformance/test_capacity.py::*",),
     "S1": (
         "tests/proof/test_replay.py::test_a_power_cut_after_any_operation_loses_nothing",
-        "tests/proof/test_cut.py::test_outlast_loses_nothing_and_undoes_nothing",
+        "tests/proof/test_cut.py::test_what_doctor_says_is_what_the_cut_does",
     ),
     "S3": (
         "tests/proof/test_nth.py::test_an_operation_that_fails_gives_no_false_answer",

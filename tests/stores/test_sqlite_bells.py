@@ -128,6 +128,32 @@ async def test_every_kind_of_news_reaches_the_other_process(
         assert time.monotonic() - began < SOON
 
 
+async def test_whoever_closes_lets_the_bell_ring_first(
+    db: Path, opened: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer comes before the ringing, and the caller may be gone by then."""
+    waiting, leaving = opened(db), opened(db)
+    assert await waiting.claim(["default"], [None], 1, 60, "w") == []
+    task = await begun(waiting, "work")
+    closing = threading.Event()
+    assert leaving._writer is not None
+    ring, close = leaving._writer._ring, leaving._writer.close
+
+    def ring_late(news: int) -> None:
+        assert closing.wait(60)
+        ring(news)
+
+    def close_now() -> None:
+        closing.set()
+        close()
+
+    monkeypatch.setattr(leaving._writer, "_ring", ring_late)
+    monkeypatch.setattr(leaving._writer, "close", close_now)
+    leaving.add_now([job()])
+    leaving.close_now()
+    await asyncio.wait_for(task, SOON)
+
+
 async def test_delayed_jobs_wake_by_themselves(db: Path, opened: Opener) -> None:
     store = opened(db)
     await store.add([job("later", delay=0.3)])

@@ -77,7 +77,7 @@ def health(
     try:
         checks = target.run(look)
     except TimeoutError:
-        checks = [Check("store", False, f"no answer in {span(timeout)}")]
+        checks = [Check("store", False, f"no answer from {target.name} in {span(timeout)}")]
     except (StoreError, JobNotFound) as error:
         checks = [Check("store", False, str(error))]
     healthy = all(check.ok for check in checks)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from outlast.access import ledger_of
-from outlast.cli.secrets import has_password
+from outlast.cli.secrets import has_password, redact
 from outlast.cli.suggest import did_you_mean, listed
 from outlast.errors import DurabilityError, JobNotFound
 from outlast.store import Durability
@@ -74,6 +74,11 @@ class Target:
             yield store, await self._known(store)
         finally:
             await store.close()
+
+    @property
+    def name(self) -> str:
+        """What was named as the store, without a password."""
+        return self._app or redact(self._address())
 
     def connect(
         self, default: Callable[[], Outlast] | None = None, *, create: bool | None = False

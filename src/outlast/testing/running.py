@@ -18,7 +18,7 @@ from outlast.stores.memory.registry import Registry
 from outlast.testing.crash import dies_after
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 
     from outlast.app import Outlast
     from outlast.clock import Clock
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from outlast.job import Claim
     from outlast.steps import Keeper
     from outlast.store import Ledger, Store
-    from outlast.task import Call, Task
+    from outlast.task import Task
     from outlast.testing.clock import FakeClock
 
 __all__ = [
@@ -143,19 +143,24 @@ def inline(app: Outlast) -> Iterator[None]:
     ``enqueue``: its handle's ``result`` does.
     """
     desk: Any = app._desk
-    submit = desk.submit
+    ways = {name: getattr(desk, name) for name in ("submit", "submit_one")}
 
-    async def submit_and_run(calls: Sequence[Call[Any]]) -> Any:
-        handles = await submit(calls)
-        await drain(app)
-        return handles
+    def and_run(submit: Callable[[Any], Awaitable[Any]]) -> Callable[[Any], Awaitable[Any]]:
+        async def submit_and_run(given: Any) -> Any:
+            answer = await submit(given)
+            await drain(app)
+            return answer
+
+        return submit_and_run
 
     # The desk is the one place that all calls pass.
-    desk.submit = submit_and_run
+    for name, submit in ways.items():
+        setattr(desk, name, and_run(submit))
     try:
         yield
     finally:
-        desk.submit = submit
+        for name, submit in ways.items():
+            setattr(desk, name, submit)
 
 
 class Enqueued(Struct, frozen=True, kw_only=True):

@@ -49,7 +49,16 @@ def run_planted(bug: Bug, seconds: float = 240.0) -> Outcome:
         if bug.file:
             plant(copy / bug.file, bug)
         words = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "0", "-p", "no:randomly"]
-        words += ["-p", "no:cacheprovider", "-o", "addopts=--import-mode=importlib", *bug.tests]
+        # What a bug lets hang need not hang for as long as a busy machine may take.
+        words += [
+            "-o",
+            "timeout=45",
+            "-p",
+            "no:cacheprovider",
+            "-o",
+            "addopts=--import-mode=importlib",
+            *bug.tests,
+        ]
         env = {**os.environ, "PYTHONPATH": scratch, "PYTHONDONTWRITEBYTECODE": "1"}
         for name in ("PYTEST_XDIST_WORKER", "PYTEST_CURRENT_TEST", "PYTEST_ADDOPTS"):
             env.pop(name, None)

@@ -125,7 +125,7 @@ STORE_BUGS = (
         STORE,
         "        self._writer = self._reader = None\n        if writer is None",
         "        self._writer = self._reader = self._bell = None\n        if writer is None",
-        (f"{FAULTS}::test_a_job_added_by_a_process_that_ends_at_once_wakes_an_idle_worker",),
+        ("tests/stores/test_sqlite_bells.py::test_whoever_closes_lets_the_bell_ring_first",),
     ),
     Bug(
         "a renewal extends nothing",
