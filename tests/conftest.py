@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from functools import cache
@@ -63,6 +64,12 @@ def _py313() -> str | None:
 
 
 _PROBES = {"servers": _servers, "redis": _redis, "cut": _cut, "netns": _netns, "py313": _py313}
+
+
+def pytest_configure() -> None:
+    """Started in the background of a shell, it ignores SIGINT, and so would all that it starts."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @cache
