@@ -15,6 +15,7 @@ from tests.proof.patience import until
 
 from outlast.chance import SystemChance
 from outlast.doctor import Report, Severity, disk, examine, look_over
+from outlast.doctor.torture import Toll
 from outlast.errors import ConfigurationError, DurabilityError, Unsupported
 from outlast.job import Failure, Job, dead
 from outlast.store import Durability, WorkerInfo
@@ -296,10 +297,26 @@ def test_the_command(db: Path, tmp_path: Path) -> None:
 
 @pytest.mark.timeout(240)
 def test_torture(db: Path) -> None:
-    answer = run(f"sqlite:///{db}", "--torture", "3")
+    answer = run(f"sqlite:///{db}", "--torture", "8")
     assert answer.returncode == 0, answer.stderr
     assert "lost 0, invented 0, stuck 0" in answer.stdout
     connection = schema.connect(str(db), Durability.MEMORY)
     left = connection.execute("SELECT count(*) FROM jobs").get
     connection.close()
     assert left == 10, "the users' jobs stay, its own are gone"
+
+
+@pytest.mark.parametrize(
+    ("accepted", "kills", "lost", "code"),
+    [(5, 1, 0, 0), (5, 1, 1, 1), (0, 3, 0, 2), (5, 0, 0, 2)],
+    ids=["fine", "lost", "nothing accepted", "nobody killed"],
+)
+def test_a_torture_that_met_nothing_shows_nothing(
+    accepted: int, kills: int, lost: int, code: int
+) -> None:
+    toll = Toll(
+        seconds=1.0, kills=kills, accepted=accepted, ended=0, lost=lost, invented=0, twice=0,
+        unexplained=0, stuck=0, slowest=0.0,
+    )  # fmt: skip
+    assert toll.exit_code == code
+    assert ("this shows nothing" in "\n".join(toll.lines())) == (code == 2)

@@ -52,7 +52,10 @@ class Toll(Struct, frozen=True, kw_only=True):
 
     @property
     def exit_code(self) -> int:
-        return int(bool(self.lost or self.invented or self.unexplained or self.stuck))
+        """0 fine, 1 broken, 2 can't tell: where nothing was accepted, nothing could be lost."""
+        if self.lost or self.invented or self.unexplained or self.stuck:
+            return 1
+        return 0 if self.accepted and self.kills else 2
 
     def document(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self.__struct_fields__}
@@ -64,6 +67,7 @@ class Toll(Struct, frozen=True, kw_only=True):
             f" invented {self.invented}, stuck {self.stuck}",
             f"  run twice {self.twice}, without a kill to explain it {self.unexplained}",
             f"  an interrupted job started again after {self.slowest:.2f} s at most",
+            *(["  this shows nothing: try again for longer"] if self.exit_code == 2 else []),
         )
 
 
