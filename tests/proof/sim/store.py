@@ -75,6 +75,8 @@ class Server:
         self.on_cut: Callable[[], None] = lambda: None
         self.calls: Counter[str] = Counter()
         self.latency = 0.0
+        self.unanswered = 0
+        """Calls whose answer was lost and that their callers still wait for."""
         self._dice = random.Random(seed)
         self._chance = chance
         self.referee = referee
@@ -173,11 +175,13 @@ class Server:
         self, process: Process, name: str, args: tuple[Any, ...], answer: asyncio.Future[Any]
     ) -> None:
         self._harm(process, name)
+        self.unanswered += 1
         self._later(TIMEOUT, self._expire, process, name, args, answer)
 
     def _expire(
         self, process: Process, name: str, args: tuple[Any, ...], answer: asyncio.Future[Any]
     ) -> None:
+        self.unanswered -= 1
         # Its loop stood still all that time, so what it holds may be lost up to now.
         self._harm(process, name)
         _fail(answer, _doubt(name, args))

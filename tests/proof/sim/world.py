@@ -311,6 +311,10 @@ class World:
 
     async def _probe(self) -> None:
         """An idle fleet starts a new job at once."""
+        # Who still waits for the answer to its last verdict, lost in the last fault, isn't idle:
+        # its next verdict goes when the network has given that call up.
+        while self.server.unanswered:
+            await self.loop.sleep(0.1)
         await self.loop.sleep(2.0)
         self.server.latency = min(self.server.latency, 0.002)
         ids = await self.producers[0].probe()
