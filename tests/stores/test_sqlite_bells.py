@@ -19,8 +19,8 @@ from tests.stores.children import Child, listen, say
 
 from outlast.errors import StoreUnavailable
 from outlast.job import Failure, dead, done, give_back
+from outlast.stores.news import ENDED
 from outlast.stores.sqlite import files
-from outlast.stores.sqlite.bell import ENDED
 from outlast.stores.sqlite.store import SqliteStore
 
 if TYPE_CHECKING:

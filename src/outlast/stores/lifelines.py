@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import socket
 import stat
 import tempfile
 from pathlib import Path
@@ -20,7 +21,9 @@ _log = logging.getLogger(__name__)
 def private_folder(*names: str) -> Path | None:
     """The folder for what has these names, made if need be; None if it can't be a private one."""
     base = Path(tempfile.gettempdir(), f"outlast-{os.getuid()}")
-    folder = base / hashlib.sha256("\0".join(names).encode()).hexdigest()[:24]
+    # With the host's name: hosts may share the folder, but they see nothing of each other's locks.
+    mark = "\0".join((socket.gethostname(), *names))
+    folder = base / hashlib.sha256(mark.encode()).hexdigest()[:24]
     try:
         for each in (base, folder):
             each.mkdir(mode=0o700, exist_ok=True)

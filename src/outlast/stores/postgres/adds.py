@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from outlast.errors import KeyConflict
 from outlast.job import Added
+from outlast.stores.news import WORK
 from outlast.stores.postgres.faults import Repeat
 from outlast.stores.postgres.rows import opts_of
 from outlast.stores.postgres.schema import READY, WAITING
-from outlast.stores.postgres.turn import WORK
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -17,17 +17,16 @@ from typing import TYPE_CHECKING, Any
 import asyncpg
 
 from outlast.errors import StoreError
-from outlast.stores.postgres.news import EVERYWHERE
-from outlast.stores.postgres.turn import ROOM, WORK
+from outlast.stores.news import EVERYWHERE, ROOM, WORK
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
     from asyncpg import Connection
 
+    from outlast.stores.news import News
     from outlast.stores.postgres.address import Address
     from outlast.stores.postgres.link import Link
-    from outlast.stores.postgres.news import News
 
 __all__ = ["Bell"]
 
@@ -41,7 +40,7 @@ LOOK = 10.0
 """Seconds after which a quiet connection is asked whether it still listens."""
 _RING = "SELECT set_config('synchronous_commit', 'off', true), pg_notify($1::text, $2::text)"
 _LISTENS = "SELECT EXISTS (SELECT 1 FROM pg_listening_channels() c WHERE c = $1::text)"
-_KINDS = (WORK, ROOM)
+_KINDS = {"work": WORK, "room": ROOM}
 
 
 class Bell:
@@ -64,12 +63,12 @@ class Bell:
 
     # -- ringing
 
-    def tell(self, news: dict[str, set[str]]) -> None:
+    def tell(self, news: dict[int, set[str]]) -> None:
         """Note what others are to hear of."""
         if self._address.notify:
-            for kind in _KINDS:
+            for name, kind in _KINDS.items():
                 if news.get(kind):
-                    self._pending.setdefault(kind, set()).update(news[kind])
+                    self._pending.setdefault(name, set()).update(news[kind])
 
     def due_in(self) -> float | None:
         """In how many seconds to ring, or None if there is nothing to tell."""
@@ -82,9 +81,9 @@ class Bell:
         pending, self._pending = self._pending, {}
         self._rung_at = time.monotonic()
         parts = [self._me]
-        for kind, queues in pending.items():
+        for name, queues in pending.items():
             named = sorted(queues) if len(queues) <= MOST_QUEUES else [EVERYWHERE]
-            parts.append(f"{kind}:{','.join(named)}")
+            parts.append(f"{name}:{','.join(named)}")
         try:
             await link.plain(_RING, self._channel, "|".join(parts))
         except (StoreError, OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
@@ -151,15 +150,14 @@ class Bell:
         self._wake_everybody()
 
     def _wake_everybody(self) -> None:
-        for kind in _KINDS:
-            self._news.heard(kind, (EVERYWHERE,))
+        self._news.missed()
 
     def _heard(self, connection: Any, pid: int, channel: str, payload: Any) -> None:
         sender, *parts = str(payload).split("|")
         if sender == self._me:
             return
         for part in parts:
-            kind, _, named = part.partition(":")
+            name, _, named = part.partition(":")
             queues: Collection[str] = named.split(",")
-            if kind in _KINDS:
-                self._news.heard(kind, queues)
+            if name in _KINDS:
+                self._news.heard(_KINDS[name], queues)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from outlast.job import Claim
+from outlast.stores.news import ROOM, WORK
 from outlast.stores.postgres.ends import expire
 from outlast.stores.postgres.rows import LIVE, job_from
 from outlast.stores.postgres.schema import READY, RUNNING, WAITING
-from outlast.stores.postgres.turn import ROOM, WORK
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence

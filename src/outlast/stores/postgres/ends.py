@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from outlast.job import Failure
+from outlast.stores.news import ENDED, ROOM, WORK
 from outlast.stores.postgres.rows import dump, load_opts
 from outlast.stores.postgres.schema import CANCELLED, DEAD
 from outlast.stores.postgres.steps import forget
-from outlast.stores.postgres.turn import ENDED, ROOM, WORK
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from outlast.errors import EnqueueUncertain, OutlastError, StoreClosed
 from outlast.job import Added
 from outlast.limits import are_alike, is_plain
+from outlast.stores.news import ENDED, EVERYWHERE
 from outlast.stores.postgres.adds import Careful, Refused, add_carefully, add_fresh
 from outlast.stores.postgres.bell import Bell
 from outlast.stores.postgres.faults import Dropped, is_ours, mapped
 from outlast.stores.postgres.link import CLAIMING, SETTLING, Link
-from outlast.stores.postgres.news import EVERYWHERE
 from outlast.stores.postgres.op import Op, deliver
-from outlast.stores.postgres.turn import ROOM, WORK, Lines
+from outlast.stores.postgres.turn import Lines
 from outlast.stores.postgres.upkeep import compact
 from outlast.stores.postgres.verdicts import lines_of, settle
 
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
     from outlast.clock import Clock
     from outlast.job import Job, Lost
+    from outlast.stores.news import News
     from outlast.stores.postgres.address import Address
-    from outlast.stores.postgres.news import News
     from outlast.stores.postgres.schema import Names
     from outlast.stores.postgres.turn import Turn
 
@@ -267,12 +267,12 @@ class Engine:
             self._fail([op], error)
         deliver([op])
 
-    def _tell(self, news: dict[str, set[str]]) -> None:
+    def _tell(self, news: dict[int, set[str]]) -> None:
         for kind, queues in news.items():
             if queues:
                 self._news.heard(kind, queues)
-            elif kind not in (WORK, ROOM):
-                self._news.heard(kind, (EVERYWHERE,))
+            elif kind == ENDED:
+                self._news.wake(ENDED, (EVERYWHERE,))
         self.bell.tell(news)
         if self.bell.due_in() is not None:
             self._work.set()

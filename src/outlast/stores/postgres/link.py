@@ -93,7 +93,7 @@ class Link:
         lines: Callable[[], set[tuple[str, str | None]]] | None = None,
         *,
         fenced: bool = False,
-    ) -> tuple[T, dict[str, set[str]]]:
+    ) -> tuple[T, dict[int, set[str]]]:
         """A transaction: what ``work`` answers, and the news that the commit is.
 
         ``lines`` gives those that must exist; ``fenced`` asks for an epoch. Raises ``Dropped`` when
@@ -131,7 +131,7 @@ class Link:
         begin: str,
         lines: Callable[[], set[tuple[str, str | None]]] | None,
         fenced: bool,
-    ) -> tuple[T, dict[str, set[str]]]:
+    ) -> tuple[T, dict[int, set[str]]]:
         committing = False
         connection = await self._ready()
         self.used_at = time.monotonic()

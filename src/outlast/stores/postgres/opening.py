@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
-import os
-import socket
-import stat
-import tempfile
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from outlast.errors import DurabilityError, StoreUnavailable
@@ -17,7 +11,7 @@ from outlast.store import Durability
 if TYPE_CHECKING:
     from asyncpg import Connection
 
-__all__ = ["OLDEST", "commit_mode", "examine", "lifelines"]
+__all__ = ["OLDEST", "commit_mode", "examine"]
 
 _log = logging.getLogger(__name__)
 
@@ -63,26 +57,3 @@ async def examine(connection: Connection, shown: str, required: Durability) -> D
             f"{shown} promises durability {found}, but {required} was asked for: {why}"
         )
     return found
-
-
-def lifelines(shown: str, schema: str) -> Path | None:
-    """A private folder of this host for the locks of its worker processes, or None.
-
-    Other hosts see no locks: there a dead worker is known by its lease alone.
-    """
-    mark = hashlib.sha256(f"{socket.gethostname()}\0{shown}\0{schema}".encode()).hexdigest()[:24]
-    base = Path(tempfile.gettempdir()) / f"outlast-{os.getuid()}"
-    try:
-        for folder in (base, base / mark):
-            folder.mkdir(mode=0o700, exist_ok=True)
-            found = folder.lstat()
-            if (
-                not stat.S_ISDIR(found.st_mode)
-                or found.st_uid != os.getuid()
-                or found.st_mode & 0o77
-            ):
-                raise OSError(f"{folder} belongs to somebody else, or is open to others")
-    except OSError as error:
-        _log.warning("dead workers are known by their leases alone, not at once: %s", error)
-        return None
-    return base / mark

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 from outlast.errors import JobNotFound, KeyConflict
 from outlast.job import Failure, Status
+from outlast.stores.news import ENDED, ROOM, WORK
 from outlast.stores.postgres.ends import ROW, end, free_lanes
 from outlast.stores.postgres.faults import Repeat
 from outlast.stores.postgres.rows import STATES, load_opts, texts
 from outlast.stores.postgres.schema import CANCELLED, READY, RUNNING
 from outlast.stores.postgres.steps import forget
-from outlast.stores.postgres.turn import ENDED, ROOM, WORK
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

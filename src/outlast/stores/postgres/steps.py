@@ -6,10 +6,10 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from outlast.job import Step
+from outlast.stores.news import WORK
 from outlast.stores.postgres.op import Op
 from outlast.stores.postgres.rows import sequence
 from outlast.stores.postgres.schema import READY, WAITING
-from outlast.stores.postgres.turn import WORK
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence

@@ -24,14 +24,14 @@ from outlast.errors import StoreClosed, StoreError, Unsupported
 from outlast.job import give_back
 from outlast.limits import check_job, check_jobs
 from outlast.store import Durability, Feature
+from outlast.stores.lifelines import private_folder
+from outlast.stores.news import ENDED, ROOM, WORK, News
 from outlast.stores.postgres import ledger, opening, steering, upkeep
 from outlast.stores.postgres.claims import claim, next_due
 from outlast.stores.postgres.engine import Engine
-from outlast.stores.postgres.news import EVERYWHERE, News
 from outlast.stores.postgres.op import Op
 from outlast.stores.postgres.schema import Names, migrate, schema_name
 from outlast.stores.postgres.steps import Stepped
-from outlast.stores.postgres.turn import ENDED, ROOM, WORK
 from outlast.stores.postgres.verdicts import settle
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ class PostgresStore(Stepped):
             engine.start()
             self._engine = engine
             self._pid = os.getpid()
-            self.lifelines = opening.lifelines(self.url, self.schema)
+            self.lifelines = private_folder(self.url, self.schema)
 
     async def _check(self, connection: Connection) -> None:
         """On each new connection: it may lead to another server than the one before."""
@@ -152,8 +152,7 @@ class PostgresStore(Stepped):
             engine, self._engine = self._engine, None
             if engine is not None and self._pid == os.getpid():
                 engine.close()
-        for kind in (WORK, ROOM, ENDED):
-            self._news.heard(kind, (EVERYWHERE,))
+        self._news.missed()
 
     # -- the protocol
 
@@ -427,7 +426,7 @@ class PostgresStore(Stepped):
             with contextlib.suppress(StoreError):
                 engine.read(Op(_give_back(claimed), promised=False))
 
-    def _look(self, kind: str, queues: Sequence[str]) -> None:
+    def _look(self, kind: int, queues: Sequence[str]) -> None:
         self._news.look(kind, self._news.count(kind, queues))
 
 

@@ -22,10 +22,7 @@ if TYPE_CHECKING:
 
     from outlast.stores.postgres.schema import Names
 
-__all__ = ["ENDED", "ROOM", "WORK", "Lines", "Turn"]
-
-WORK, ROOM, ENDED = "work", "room", "ended"
-"""Kinds of news: something may be claimed; a queue holds less; a job has ended."""
+__all__ = ["Lines", "Turn"]
 
 _LINES = "SELECT id, queue, task FROM @lines"
 _ADD_LINE = (
@@ -81,7 +78,7 @@ class Turn:
         """Higher than any before it that a lost claim may have been made under; 0 if not asked."""
         self.mono = mono
         """The time that leases are measured by."""
-        self.news: dict[str, set[str]] = {}
+        self.news: dict[int, set[str]] = {}
         self._deltas: dict[int, list[int]] = {}
 
     async def fetch(self, text: str, *values: Any) -> list[Any]:
@@ -108,7 +105,7 @@ class Turn:
             found = self.lines.names[line]
         return found
 
-    def tell(self, kind: str, queues: Iterable[str] = ()) -> None:
+    def tell(self, kind: int, queues: Iterable[str] = ()) -> None:
         """The commit will be news of this kind for those who wait at these queues."""
         self.news.setdefault(kind, set()).update(queues)
 

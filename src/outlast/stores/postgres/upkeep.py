@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from outlast.job import Failure, Lost
+from outlast.stores.news import WORK
 from outlast.stores.postgres.ends import ROW, end, expire, free_lanes
 from outlast.stores.postgres.rows import dump, load_opts, sequence
 from outlast.stores.postgres.schema import CANCELLED, DEAD, READY, RUNNING, lock_number
 from outlast.stores.postgres.steps import forget, forget_events
-from outlast.stores.postgres.turn import WORK
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

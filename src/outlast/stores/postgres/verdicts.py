@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from outlast.job import Failure, Lost
+from outlast.stores.news import ENDED, WORK
 from outlast.stores.postgres.adds import Careful, add_following
 from outlast.stores.postgres.ends import MOVED, free_keys, free_lanes
 from outlast.stores.postgres.rows import dump, sequence
 from outlast.stores.postgres.schema import CANCELLED, DEAD, DONE, READY, RUNNING, WAITING
 from outlast.stores.postgres.steps import forget, sent
-from outlast.stores.postgres.turn import ENDED, WORK
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

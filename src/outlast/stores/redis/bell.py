@@ -10,13 +10,16 @@ from typing import TYPE_CHECKING
 from redis.exceptions import RedisError
 
 from outlast.errors import OutlastError
+from outlast.stores.news import ENDED, ROOM, WORK
 from outlast.stores.redis.address import ask, dial
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from redis.asyncio.connection import AbstractConnection
 
+    from outlast.stores.news import News
     from outlast.stores.redis.address import Address
-    from outlast.stores.redis.news import News
 
 __all__ = ["Bell"]
 
@@ -25,6 +28,7 @@ _log = logging.getLogger(__name__)
 PING_EVERY = 5.0
 """Seconds of silence after which it is asked whether anybody is there; then as many again."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0
+_KINDS = {"w": WORK, "r": ROOM, "j": ENDED}
 
 
 class Bell:
@@ -58,7 +62,7 @@ class Bell:
                 await ask(connection, "SUBSCRIBE", self._prefix)
                 self.listens = True
                 # What was told before that, nobody here has heard.
-                self._news.heard(None)
+                self._news.missed()
                 pause = FIRST_PAUSE
                 await self._hear(connection)
             except (RedisError, OutlastError, OSError) as error:
@@ -67,7 +71,7 @@ class Bell:
                 self.listens = False
                 if connection is not None:
                     await connection.disconnect(nowait=True)
-            self._news.heard(None)
+            self._news.missed()
             await asyncio.sleep(pause)
             pause = min(pause * 2, LONGEST_PAUSE)
 
@@ -83,4 +87,12 @@ class Bell:
             else:
                 asked = False
                 if message[0] == b"message":
-                    self._news.heard(message[2].decode().split("\n"))
+                    self._tell(message[2].decode().split("\n"))
+
+    def _tell(self, topics: Sequence[str]) -> None:
+        for letter, kind in _KINDS.items():
+            names = {topic[1:] for topic in topics if topic[0] == letter}
+            if names and kind == ENDED:
+                self._news.wake(ENDED, names)  # of jobs, of which there are too many to count
+            elif names:
+                self._news.heard(kind, names)

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
     from redis.asyncio.connection import AbstractConnection
 
+    from outlast.stores.news import News
     from outlast.stores.redis.address import Address
-    from outlast.stores.redis.news import News
     from outlast.stores.redis.op import Arg, Op
 
 __all__ = ["Engine"]

@@ -23,10 +23,10 @@ from outlast.job import give_back
 from outlast.limits import check_job, check_jobs
 from outlast.store import Durability, Feature
 from outlast.stores.lifelines import private_folder
+from outlast.stores.news import ENDED, ROOM, WORK, News
 from outlast.stores.redis import ledger, opening, upkeep
 from outlast.stores.redis.claims import claim_args, claims_from
 from outlast.stores.redis.engine import Engine
-from outlast.stores.redis.news import News
 from outlast.stores.redis.op import Op
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ class RedisStore:
             engine, self._engine = self._engine, None
             if engine is not None and self._pid == os.getpid():
                 engine.close()
-        self._news.heard(None)
+        self._news.missed()
 
     # -- the protocol
 
@@ -155,7 +155,7 @@ class RedisStore:
         if capacity is not None:
             # Before the call: what happens while it is on its way is news to it.
             self._running().listen()
-            self._news.look(self._news.count({f"r{job.queue}" for job in jobs}))
+            self._news.look(ROOM, self._news.count(ROOM, {job.queue for job in jobs}))
         return Op("add", jobs=jobs, capacity=capacity)
 
     async def claim(
@@ -206,15 +206,14 @@ class RedisStore:
     ) -> Op[Sequence[Claim]]:
         self._running().listen()
         token = self._chance.token()
-        topics = [f"w{queue}" for queue in queues]
-        seen = self._news.count(topics)
+        seen = self._news.count(WORK, queues)
 
         def parse(raw: Any) -> Sequence[Claim]:
             found = claims_from(raw)
             if len(found) < limit and not raw[0]:
-                self._news.look(seen)
+                self._news.look(WORK, seen)
             else:
-                self._news.overlook(topics)
+                self._news.overlook(WORK, queues)
             return found
 
         args = partial(claim_args, queues, tasks, limit, lease, worker, newest, token)
@@ -263,26 +262,26 @@ class RedisStore:
         return total
 
     async def wait(self, queues: Sequence[str], timeout: float, *, space: bool = False) -> None:
-        topics = [("r" if space else "w") + queue for queue in dict.fromkeys(queues)]
+        kind = ROOM if space else WORK
         deadline = self._clock.monotonic() + timeout
         self._running().listen()
-        sleeper = self._news.sleeper(topics)
+        waiter = self._news.wait(kind, queues)
         try:
             while True:
                 left = deadline - self._clock.monotonic()
-                if self._news.is_new(topics) or left <= 0:
+                if self._news.is_new(kind, queues) or left <= 0:
                     return
                 moved, due = await self._do(upkeep.idle(queues, space))
                 engine = self._engine
-                if moved or engine is None or self._news.is_new(topics):
+                if moved or engine is None or self._news.is_new(kind, queues):
                     return
                 pause = left if engine.bell.listens else min(left, POLL)
                 if due is not None:
                     pause = min(pause, due)
-                if not await sleeper.sleep(self._clock, pause) and pause < left:
+                if not await waiter.sleep(self._clock, pause) and pause < left:
                     return
         finally:
-            self._news.drop(sleeper)
+            self._news.drop(waiter)
 
     async def depth(self, queue: str) -> Depth:
         return await self._do(ledger.depth(queue))
@@ -331,7 +330,7 @@ class RedisStore:
     async def finished(self, ids: Sequence[str], timeout: float) -> Sequence[Job]:
         deadline = self._clock.monotonic() + timeout
         self._running().listen()
-        sleeper = self._news.sleeper([f"j{id_}" for id_ in ids])
+        waiter = self._news.wait(ENDED, ids)
         try:
             while True:
                 left = deadline - self._clock.monotonic()
@@ -339,11 +338,11 @@ class RedisStore:
                 if found or left <= 0:
                     return found
                 listens = self._running().bell.listens
-                rung = await sleeper.sleep(self._clock, left if listens else min(left, POLL))
+                rung = await waiter.sleep(self._clock, left if listens else min(left, POLL))
                 if listens and not rung:
                     return []  # else it would have been told
         finally:
-            self._news.drop(sleeper)
+            self._news.drop(waiter)
 
     async def namespaces(self) -> Sequence[str]:
         return await self._do(ledger.namespaces())

@@ -7,19 +7,19 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from outlast.errors import StoreError
-from outlast.stores.sqlite.bell import WORK
+from outlast.stores.news import WORK
 from outlast.stores.sqlite.claims import claim
 from outlast.stores.sqlite.ledger import Reads
 from outlast.stores.sqlite.op import Op
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from outlast.chance import Chance
     from outlast.clock import Clock
     from outlast.job import Claim
+    from outlast.stores.news import News
     from outlast.stores.sqlite.moves import Moves
-    from outlast.stores.sqlite.news import News
     from outlast.stores.sqlite.reader import Reader
     from outlast.stores.sqlite.writer import Writer
 
@@ -39,21 +39,22 @@ def claim_op(
     patient: bool = False,
 ) -> Op[list[Claim]]:
     """One claim. A patient one waits in the writer until there is news of these queues."""
-    seen, short = 0, False
+    seen: Mapping[str, int] = {}
+    short = False
 
     def run(moves: Moves) -> list[Claim]:
         nonlocal seen, short
-        seen = news.count(WORK)
+        seen = news.count(WORK, queues)
         found = claim(moves, chance, queues, tasks, limit, lease, worker, newest)
         short = len(found) < limit
         if short and not patient:
-            news.look(WORK, queues, seen)
+            news.look(WORK, seen)
         return found
 
     def landed(told: int) -> None:
         if short:
             # What the other calls of its transaction have brought, it has seen.
-            news.look(WORK, queues, seen + bool(told & WORK))
+            news.look(WORK, seen, more=bool(told & WORK))
 
     op = Op(run, False, limit)
     if patient:

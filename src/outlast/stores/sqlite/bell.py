@@ -18,15 +18,13 @@ from functools import partial, reduce
 from operator import or_
 from typing import TYPE_CHECKING
 
+from outlast.stores.news import ALL
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-__all__ = ["ALL", "ENDED", "ROOM", "WORK", "Bell"]
-
-WORK, ENDED, ROOM = 1, 2, 4
-"""News: jobs may have become claimable; jobs may have ended; fewer jobs may be queued."""
-ALL = WORK | ENDED | ROOM
+__all__ = ["Bell"]
 
 _log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ import apsw
 import msgspec
 
 from outlast.job import Claim, Failure, Status
-from outlast.stores.sqlite.bell import ROOM, WORK
+from outlast.stores.news import ROOM, WORK
 from outlast.stores.sqlite.keys import let_go
 from outlast.stores.sqlite.rows import (
     DAMAGE,

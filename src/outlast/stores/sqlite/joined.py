@@ -11,8 +11,8 @@ import apsw
 
 from outlast.errors import ConfigurationError, DurabilityError, StoreUnavailable, Unsupported
 from outlast.limits import check_job
+from outlast.stores.news import ENDED, WORK
 from outlast.stores.sqlite import schema
-from outlast.stores.sqlite.bell import ENDED, WORK
 from outlast.stores.sqlite.faults import mapped
 from outlast.stores.sqlite.moves import Moves
 from outlast.stores.sqlite.op import Op

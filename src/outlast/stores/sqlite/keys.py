@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from outlast.errors import KeyConflict, KeyRepeated
 from outlast.job import Added, Claim, Failure
-from outlast.stores.sqlite.bell import WORK
+from outlast.stores.news import WORK
 from outlast.stores.sqlite.rows import crc, fetch, opts_of
 from outlast.stores.sqlite.schema import CANCELLED, HELD, READY, WAITING
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from outlast.errors import SchemaMismatch
 from outlast.job import DAY, Added, Failure
+from outlast.stores.news import ENDED, ROOM, WORK
 from outlast.stores.sqlite import schema
-from outlast.stores.sqlite.bell import ENDED, ROOM, WORK
 from outlast.stores.sqlite.keys import answer_keyed
 from outlast.stores.sqlite.rows import crc, crcs, dump, fetch, option, opts_of
 from outlast.stores.sqlite.schema import CANCELLED, DEAD, DONE, HELD, READY, RUNNING, WAITING

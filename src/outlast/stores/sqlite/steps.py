@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from outlast.job import Step
-from outlast.stores.sqlite.bell import WORK
+from outlast.stores.news import WORK
 from outlast.stores.sqlite.op import Op
 from outlast.stores.sqlite.rows import dump, fetch
 from outlast.stores.sqlite.schema import READY, WAITING

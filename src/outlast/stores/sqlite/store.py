@@ -24,16 +24,16 @@ from outlast.errors import StoreClosed, StoreError, StoreUnavailable
 from outlast.job import give_back
 from outlast.limits import check_job, check_jobs, is_plain
 from outlast.store import Durability, Feature
+from outlast.stores.news import ENDED, ROOM, WORK, News
 from outlast.stores.sqlite import files, opening, schema, upkeep
 from outlast.stores.sqlite.asking import claim_op, wait_for
 from outlast.stores.sqlite.backup import backup
-from outlast.stores.sqlite.bell import ALL, ENDED, ROOM, WORK, Bell
+from outlast.stores.sqlite.bell import Bell
 from outlast.stores.sqlite.faults import mapped
 from outlast.stores.sqlite.forks import Forks
 from outlast.stores.sqlite.joined import Joinable
 from outlast.stores.sqlite.ledger import Reads
 from outlast.stores.sqlite.moves import Moves
-from outlast.stores.sqlite.news import News
 from outlast.stores.sqlite.op import Op
 from outlast.stores.sqlite.reader import Reader
 from outlast.stores.sqlite.steps import Stepped
@@ -161,7 +161,7 @@ class SqliteStore(Stepped, Joinable):
         """``close`` for callers without an event loop; blocks."""
         with self._lock:
             self._shut()
-        self._news.heard(ALL)
+        self._news.missed()
 
     def _shut(self) -> None:
         writer, reader, bell = self._writer, self._reader, self._bell
@@ -197,11 +197,11 @@ class SqliteStore(Stepped, Joinable):
         return Op(run, True, len(jobs), jobs)
 
     def _adding(self, moves: Moves, jobs: Sequence[Job], capacity: int | None) -> list[Added]:
-        seen = self._news.count(ROOM)
+        seen = {} if capacity is None else self._news.count(ROOM, {job.queue for job in jobs})
         try:
             return moves.add(jobs, capacity)
         except asyncio.QueueFull:
-            self._news.look(ROOM, {job.queue for job in jobs}, seen)
+            self._news.look(ROOM, seen)
             raise
 
     async def claim(

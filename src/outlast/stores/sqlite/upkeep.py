@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from outlast.errors import JobNotFound, KeyConflict
 from outlast.job import Failure, Lost, Status
-from outlast.stores.sqlite.bell import ENDED, ROOM, WORK
+from outlast.stores.news import ENDED, ROOM, WORK
 from outlast.stores.sqlite.claims import expire, sequence
 from outlast.stores.sqlite.rows import dump, fetch, option, storable
 from outlast.stores.sqlite.schema import (

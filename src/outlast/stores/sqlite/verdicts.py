@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from outlast.job import Failure, Lost
-from outlast.stores.sqlite.bell import ENDED, WORK
+from outlast.stores.news import ENDED, WORK
 from outlast.stores.sqlite.claims import sequence
 from outlast.stores.sqlite.moves import Careful
 from outlast.stores.sqlite.rows import dump

@@ -25,9 +25,9 @@ from outlast.errors import (
     StoreStopped,
     StoreUnavailable,
 )
+from outlast.stores.news import WORK
 from outlast.stores.replies import deliver
 from outlast.stores.sqlite import schema
-from outlast.stores.sqlite.bell import WORK
 from outlast.stores.sqlite.faults import OF_ONE_CALL, UNREADABLE, Doubtful, is_full, mapped
 from outlast.stores.sqlite.forks import Gate
 from outlast.stores.sqlite.mend import mend
