@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
+from outlast.cli.loading import find_celery
 from outlast.cli.target import warn_of_password
 from outlast.store import Durability
 
@@ -20,6 +21,7 @@ __all__ = ["doctor"]
 
 @click.command()
 @click.argument("url", envvar="OUTLAST_URL")
+@click.argument("celery_app", metavar="[MODULE:APP]", required=False)
 @click.option(
     "--require", type=click.Choice([str(each) for each in Durability]),
     help="The class that must hold (default: that of the URL, else power).",
@@ -30,25 +32,32 @@ __all__ = ["doctor"]
 @click.option("--json", "as_json", is_flag=True, help="The answer as JSON.")
 @click.pass_obj
 def doctor(
-    screen: Screen, url: str, require: str | None, deep: bool, torture: int | None, as_json: bool
+    screen: Screen,
+    url: str,
+    celery_app: str | None,
+    require: str | None,
+    deep: bool,
+    torture: int | None,
+    as_json: bool,
 ) -> int:
     """Look at the store behind URL and say what accepted jobs survive.
 
-    Nothing of yours is changed. Exit codes: 0 fine, 1 weaker than required or broken, 2 can't tell,
-    3 unreachable.
+    With the word celery in place of URL: what the Celery app MODULE:APP loses by its own settings
+    and on its own server. Nothing of yours is changed. Exit codes: 0 fine, 1 weaker than required
+    or broken, 2 can't tell, 3 unreachable.
     """
+    required = None if require is None else Durability[require.upper()]
+    if url == "celery" or celery_app is not None:
+        if url != "celery" or celery_app is None or deep or torture is not None:
+            raise click.UsageError("write: outlast doctor celery MODULE:APP [--require] [--json]")
+        return _told(screen, _celery(screen, celery_app, required), as_json)
     from outlast.doctor import examine
 
     screen.hide(url)
     if click.get_current_context().get_parameter_source("url") is ParameterSource.COMMANDLINE:
         warn_of_password(screen, url)
-    required = None if require is None else Durability[require.upper()]
     report = asyncio.run(examine(url, required=required, deep=deep))
-    if as_json:
-        screen.json(_document(report))
-    else:
-        _show(screen, report)
-    code = report.exit_code
+    code = _told(screen, report, as_json)
     if torture is not None and report.reached:
         from outlast.doctor.torture import torture as kill_and_check
 
@@ -60,6 +69,24 @@ def doctor(
                 screen.line(line)
         code = code or verdict.exit_code
     return code
+
+
+def _celery(screen: Screen, spec: str, required: Durability | None) -> Report:
+    from outlast.doctor.celery import examine
+
+    app = find_celery(spec)
+    for url in (app.conf.broker_url, app.conf.broker_read_url, app.conf.result_backend):
+        for one in [url] if isinstance(url, str) else url or ():
+            screen.hide(one)
+    return examine(app, required=required)
+
+
+def _told(screen: Screen, report: Report, as_json: bool) -> int:
+    if as_json:
+        screen.json(_document(report))
+    else:
+        _show(screen, report)
+    return report.exit_code
 
 
 def _document(report: Report) -> dict[str, Any]:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = [
     "app_of",
     "find_app",
+    "find_celery",
     "find_function",
     "find_task",
     "for_worker",
@@ -88,6 +89,32 @@ def find_task(spec: str) -> Task[..., Any]:
     raise click.UsageError(
         f"{spec} is {_kind(found)}, not a task{hint}; the tasks of {name} are {listed(tasks)}"
     )
+
+
+def find_celery(spec: str) -> Any:
+    """The Celery app that ``MODULE:APP`` names, or the only one there is in ``MODULE``.
+
+    Raises ``click.UsageError`` saying what was found there, ``ImportFailed`` with the cause.
+    """
+    name, path = split(spec)
+    module = import_module(name)
+    # Told by what it has: Celery itself is not imported here, and apps of subclasses are as good.
+    apps = {
+        key: value
+        for key, value in vars(module).items()
+        if not isinstance(value, type) and all(hasattr(value, word) for word in _OF_CELERY)
+    }
+    if not path:
+        if len({id(app) for app in apps.values()}) == 1:
+            return next(iter(apps.values()))
+        raise click.UsageError(f"{name} holds {_counted(apps, 'Celery app')}; write {name}:APP")
+    found = _walk(module, path, apps, f"its Celery apps are {listed(apps)}")
+    if any(found is app for app in apps.values()) or hasattr(found, "connection_for_read"):
+        return found
+    raise click.UsageError(f"{spec} is {_kind(found)}, not a Celery app")
+
+
+_OF_CELERY = ("conf", "tasks", "connection_for_read", "loader")
 
 
 def find_function(spec: str) -> Callable[..., Any]:
