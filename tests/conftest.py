@@ -110,9 +110,9 @@ def _environment_is_put_back() -> Iterator[None]:
 def _servers_end() -> Iterator[None]:
     """Stop the servers that tests of this process have started."""
     yield
-    postgres = sys.modules.get("tests.postgres")
-    if postgres is not None:
-        postgres.remove()
+    servers = sys.modules.get("tests.servers")
+    if servers is not None:
+        servers.remove_shared()
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,8 @@
-"""Servers of the tests' own: each with a folder of its own, started and ended here."""
+"""Servers of the tests' own: each with a folder and a port of its own, started and ended here.
+
+One more kind is a subclass of ``Server``. ``shared(Kind)`` is the one that all tests of a process
+use, started when the first needs it; whatever else a test makes, it removes.
+"""
 
 from __future__ import annotations
 
@@ -12,18 +16,32 @@ import subprocess
 import tempfile
 import time
 from pathlib import Path
+from typing import Any, TypeVar, cast
 
-__all__ = ["RedisServer", "Server", "free_port"]
+import asyncpg
+
+__all__ = ["PostgresServer", "RedisServer", "Server", "free_port", "remove_shared", "shared"]
+
+PATIENCE = 60.0
+NOBODY = 65534
 
 
 class Server:
     """A child process with a folder of its own. Subclasses say how it is started and greeted."""
 
     name = "server"
+    as_nobody = False
+    """Whether it refuses to run as root, and runs as nobody instead."""
 
     def __init__(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix=f"outlast-{self.name}-"))
+        self.port = free_port()
         self.process: subprocess.Popen[bytes] | None = None
+        self.env: dict[str, str] | None = None
+        self.user: dict[str, Any] = {}
+        if self.as_nobody and os.geteuid() == 0:
+            self.user = {"user": NOBODY, "group": NOBODY, "extra_groups": []}
+            os.chown(self.folder, NOBODY, NOBODY)
 
     def command(self) -> list[str]:
         raise AssertionError("a subclass says it")
@@ -36,9 +54,9 @@ class Server:
         with open(self.folder / "log", "ab") as log:
             self.process = subprocess.Popen(
                 self.command(), cwd=self.folder, stdout=log, stderr=log, stdin=subprocess.DEVNULL,
-                start_new_session=True,
+                start_new_session=True, env=self.env, **self.user,
             )  # fmt: skip
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + PATIENCE
         while not self.answers():
             assert self.process.poll() is None, self.log()
             assert time.monotonic() < deadline, self.log()
@@ -49,16 +67,28 @@ class Server:
         return (self.folder / "log").read_text(errors="replace")[-4000:]
 
     def kill(self) -> None:
-        """At once, with all its processes."""
-        self.end(signal.SIGKILL)
+        """At once, with all its processes, as a crash of the machine's memory would."""
+        process, self.process = self.process, None
+        if process is None:
+            return
+        # Some lead a session of their own, so that no group has them all.
+        with contextlib.suppress(ProcessLookupError):
+            process.send_signal(signal.SIGSTOP)
+        mine = _offspring_of(process.pid)
+        for pid in [*mine, process.pid]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        process.wait(PATIENCE)
+        deadline = time.monotonic() + PATIENCE
+        while any(_is_there(pid) for pid in mine):
+            assert time.monotonic() < deadline, "they do not die"
 
     def end(self, how: int) -> None:
         """By this signal; and wait until it is over."""
         process, self.process = self.process, None
         if process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, how)
-            process.wait(60)
+            process.send_signal(how)
+            process.wait(PATIENCE)
 
     def remove(self) -> None:
         self.kill()
@@ -72,7 +102,6 @@ class RedisServer(Server):
 
     def __init__(self, **settings: str) -> None:
         super().__init__()
-        self.port = free_port()
         self.configuration = ""
         self.settings = {
             "appendonly": "yes", "appendfsync": "everysec", "save": "", "bind": "127.0.0.1",
@@ -102,6 +131,93 @@ class RedisServer(Server):
             line.sendall(" ".join(words).encode() + b"\r\n")
             return line.recv(65536)
 
+    def empty(self) -> None:
+        """Forget all jobs."""
+        self.say("FLUSHALL")
+
+
+class PostgresServer(Server):
+    """PostgreSQL, the newest on this machine."""
+
+    name = "pg"
+    as_nobody = True
+
+    def __init__(self, **settings: str) -> None:
+        super().__init__()
+        self.data = self.folder / "data"
+        self.env = {"PATH": os.environ.get("PATH", ""), "LC_ALL": "C", "TZ": "UTC"}
+        self.settings = {
+            "autovacuum_naptime": "5s",
+            "checkpoint_timeout": "30min",
+            "listen_addresses": "'127.0.0.1'",
+            "log_line_prefix": "'%m [%p] %q%a '",
+            "max_connections": "60",
+            "port": str(self.port),
+            "shared_buffers": "64MB",
+            "unix_socket_directories": f"'{self.folder}'",
+        } | settings
+        self._bin = _postgres_binaries()
+        subprocess.run(
+            [self._bin / "initdb", "-D", self.data, "-U", "outlast", "-A", "trust", "--no-sync",
+             "-E", "UTF8", "--locale=C"],
+            check=True, capture_output=True, cwd=self.folder, env=self.env, **self.user,
+        )  # fmt: skip
+        lines = [f"{name} = {value}" for name, value in self.settings.items()]
+        with open(self.data / "postgresql.conf", "a", encoding="utf-8") as file:
+            file.write("\n".join(lines) + "\n")
+
+    def url(self, database: str = "postgres", port: int | None = None, **query: str) -> str:
+        asked = "&".join(f"{name}={value}" for name, value in query.items())
+        place = f"postgresql://outlast@127.0.0.1:{port or self.port}/{database}"
+        return f"{place}?{asked}" if asked else place
+
+    def command(self) -> list[str]:
+        return [str(self._bin / "postgres"), "-D", str(self.data)]
+
+    def answers(self) -> bool:
+        ready = [str(self._bin / "pg_isready"), "-q", "-h", "127.0.0.1", "-p", str(self.port)]
+        done = subprocess.run(ready, check=False, env=self.env, cwd=self.folder)
+        return done.returncode == 0
+
+    def stop(self) -> None:
+        """In order, without waiting for those who are connected."""
+        self.end(signal.SIGINT)
+
+    async def empty(self) -> None:
+        """Forget all jobs; the tables stay."""
+        connection = await asyncpg.connect(self.url())
+        try:
+            await connection.execute(_EMPTY)
+        finally:
+            await connection.close()
+
+
+_EMPTY = """
+DO $$ DECLARE name text; used boolean; BEGIN
+    FOR name IN SELECT format('%I.%I', schemaname, tablename) FROM pg_tables
+        WHERE schemaname LIKE 'outlast%' AND tablename <> 'meta' LOOP
+        EXECUTE format('SELECT EXISTS (SELECT FROM %s)', name) INTO used;
+        IF used THEN EXECUTE 'TRUNCATE ' || name; END IF;
+    END LOOP;
+END $$
+"""
+
+S = TypeVar("S", bound=Server)
+_shared: dict[type[Server], Server] = {}
+
+
+def shared(kind: type[S]) -> S:
+    """The one of this kind that the tests of this process share; each finds what others left."""
+    if kind not in _shared:
+        _shared[kind] = kind()
+        _shared[kind].start()
+    return cast("S", _shared[kind])
+
+
+def remove_shared() -> None:
+    while _shared:
+        _shared.popitem()[1].remove()
+
 
 def free_port() -> int:
     """One that nobody listens on, and that the system gives to no client meanwhile."""
@@ -111,3 +227,33 @@ def free_port() -> int:
         with socket.socket() as found, contextlib.suppress(OSError):
             found.bind(("127.0.0.1", port))
             return port
+
+
+def _postgres_binaries() -> Path:
+    found = shutil.which("postgres")
+    if found is not None:
+        return Path(found).resolve().parent
+    places = Path("/usr/lib/postgresql").glob("*/bin/postgres")
+    return max(places, key=lambda path: float(path.parts[-3])).parent
+
+
+def _offspring_of(pid: int) -> list[int]:
+    """Its children, and theirs."""
+    parents: dict[int, int] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            parent = int(path.read_text().rpartition(")")[2].split()[1])
+            parents[int(path.parent.name)] = parent
+    found: list[int] = []
+    level = [pid]
+    while level:
+        level = [child for child, parent in parents.items() if parent in level]
+        found += level
+    return found
+
+
+def _is_there(pid: int) -> bool:
+    """Whether it lives: one that only waits to be counted among the dead holds nothing."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False

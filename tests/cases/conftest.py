@@ -6,8 +6,8 @@ import itertools
 from typing import TYPE_CHECKING
 
 import pytest
-from tests import postgres
 from tests.cases.rig import FULL, Rig
+from tests.servers import PostgresServer, shared
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,7 +27,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def rig(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Rig]:
     url = None
     if getattr(request, "param", "sqlite") == "postgresql":
-        url = postgres.shared().url(schema=f"case{next(_numbers)}")
+        url = shared(PostgresServer).url(schema=f"case{next(_numbers)}")
     made = Rig(tmp_path, url)
     yield made
     made.close()

@@ -7,17 +7,16 @@ import itertools
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests import postgres
 from tests.conformance.steps import FullStore
 from tests.fakes import FakeClock
-from tests.servers import RedisServer
+from tests.servers import PostgresServer, RedisServer, shared
 
 from outlast.chance import SeededChance
 from outlast.store import Durability
 from outlast.stores import connect
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator
     from pathlib import Path
 
 KINDS = ("memory", "sqlite", "postgresql", "redis")
@@ -78,15 +77,6 @@ def _param(kind: str) -> Any:
     return pytest.param(kind, marks=marks)
 
 
-@pytest.fixture(scope="session")
-def redis_server() -> Iterator[RedisServer]:
-    """One for each process of the tests; each test finds it empty."""
-    server = RedisServer()
-    server.start()
-    yield server
-    server.remove()
-
-
 @pytest.fixture(params=map(_param, KINDS))
 async def place(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Place]:
     kind = request.param
@@ -94,12 +84,12 @@ async def place(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
         pytest.skip("NOT TESTED: outlast.stores.sqlite is not there")
     url = f"sqlite:///{tmp_path}/jobs.db" if kind == "sqlite" else f"memory://t{next(_names)}"
     if kind == "redis":
-        redis = request.getfixturevalue("redis_server")
-        redis.say("FLUSHALL")
+        redis = shared(RedisServer)
+        redis.empty()
         url = redis.url()
     if kind == "postgresql":
-        server = postgres.shared()
-        await postgres.empty(server)
+        server = shared(PostgresServer)
+        await server.empty()
         url = server.url()
     place = Place(kind, url)
     yield place

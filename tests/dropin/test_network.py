@@ -6,25 +6,16 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests import postgres
 from tests.dropin.children import child
 from tests.dropin.steps import until
-from tests.servers import RedisServer
+from tests.servers import PostgresServer, RedisServer, shared
 
 import outlast
 from outlast.queue import line
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator
     from pathlib import Path
-
-
-@pytest.fixture(scope="session")
-def redis_of_queues() -> Iterator[RedisServer]:
-    server = RedisServer()
-    server.start()
-    yield server
-    server.remove()
 
 
 @pytest.fixture(
@@ -36,13 +27,13 @@ def redis_of_queues() -> Iterator[RedisServer]:
 async def far(request: pytest.FixtureRequest) -> AsyncIterator[str]:
     """The URL of an empty store."""
     if request.param == "redis":
-        redis = request.getfixturevalue("redis_of_queues")
-        redis.say("FLUSHALL")
+        redis = shared(RedisServer)
+        redis.empty()
         # What is asked for is less than power, which its setting can't promise.
         yield redis.url(query="durability=process")
     else:
-        server = postgres.shared()
-        await postgres.empty(server)
+        server = shared(PostgresServer)
+        await server.empty()
         yield server.url()
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import asyncpg
 import pytest
-from tests.postgres import Server
+from tests.servers import PostgresServer
 
 from outlast.doctor import examine
 from outlast.errors import (
@@ -39,9 +39,9 @@ _numbers = itertools.count(1)
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
+def server() -> Iterator[PostgresServer]:
     """One that writes its log to the disk late, so that what nobody waited for is lost."""
-    made = Server(
+    made = PostgresServer(
         wal_writer_delay="10s",
         session_preload_libraries="auto_explain",
         **{"auto_explain.log_min_duration": "0", "auto_explain.log_nested_statements": "on"},
@@ -57,7 +57,7 @@ def open_at(url: str, **more: Any) -> PostgresStore:
 
 
 @pytest.fixture
-async def store(server: Server) -> AsyncIterator[PostgresStore]:
+async def store(server: PostgresServer) -> AsyncIterator[PostgresStore]:
     made = open_at(server.url(schema=f"s{next(_numbers)}"))
     await made.open()
     yield made
@@ -68,7 +68,7 @@ def jobs(count: int) -> list[Job]:
     return [Job(id=f"j{next(_numbers)}") for _ in range(count)]
 
 
-async def ask(server: Server, text: str, *values: Any) -> Any:
+async def ask(server: PostgresServer, text: str, *values: Any) -> Any:
     connection = await asyncpg.connect(server.url())
     try:
         return await connection.fetchval(text, *values)
@@ -76,7 +76,7 @@ async def ask(server: Server, text: str, *values: Any) -> Any:
         await connection.close()
 
 
-async def terminate_all(server: Server) -> None:
+async def terminate_all(server: PostgresServer) -> None:
     """All sessions of outlast, as an administrator would."""
     await ask(
         server,
@@ -105,7 +105,9 @@ async def claimed(store: PostgresStore, lease: float = 60.0) -> list[Any]:
                 continue
 
 
-async def test_sessions_that_are_ended_are_made_again(server: Server, store: PostgresStore) -> None:
+async def test_sessions_that_are_ended_are_made_again(
+    server: PostgresServer, store: PostgresStore
+) -> None:
     [job] = jobs(1)
     await store.add([job])
     assert len(await claimed(store)) == 1
@@ -117,7 +119,9 @@ async def test_sessions_that_are_ended_are_made_again(server: Server, store: Pos
     assert [claim.job.id for claim in await claimed(store)] == ["after"]
 
 
-async def test_news_are_pushed_again_after_a_restart(server: Server, store: PostgresStore) -> None:
+async def test_news_are_pushed_again_after_a_restart(
+    server: PostgresServer, store: PostgresStore
+) -> None:
     other = open_at(server.url(schema=store.schema))
     await other.open()
     try:
@@ -141,7 +145,7 @@ async def test_news_are_pushed_again_after_a_restart(server: Server, store: Post
 
 
 async def test_nothing_acknowledged_is_lost_when_the_server_is_killed(
-    server: Server, store: PostgresStore
+    server: PostgresServer, store: PostgresStore
 ) -> None:
     """Although role and database say that commits need not wait for the disk."""
     await ask(server, "ALTER ROLE outlast SET synchronous_commit = off")
@@ -181,7 +185,7 @@ async def test_nothing_acknowledged_is_lost_when_the_server_is_killed(
 
 
 async def test_a_fence_grows_over_the_death_of_the_server(
-    server: Server, store: PostgresStore
+    server: PostgresServer, store: PostgresStore
 ) -> None:
     await store.add([Job(id="a")])
     fences = []
@@ -198,7 +202,7 @@ async def test_a_fence_grows_over_the_death_of_the_server(
 
 
 async def test_a_server_that_promises_less_is_refused() -> None:
-    server = Server(fsync="off")
+    server = PostgresServer(fsync="off")
     server.start()
     try:
         store = open_at(server.url())
@@ -215,13 +219,13 @@ async def test_a_server_that_promises_less_is_refused() -> None:
         server.remove()
 
 
-async def test_no_replica_without_a_standby(server: Server) -> None:
+async def test_no_replica_without_a_standby(server: PostgresServer) -> None:
     store = open_at(server.url(), durability=Durability.REPLICA)
     with pytest.raises(DurabilityError, match="synchronous_standby_names"):
         await store.open()
 
 
-async def test_a_server_that_takes_no_writes_is_refused(server: Server) -> None:
+async def test_a_server_that_takes_no_writes_is_refused(server: PostgresServer) -> None:
     await ask(server, "CREATE DATABASE still")
     await ask(server, "ALTER DATABASE still SET default_transaction_read_only = on")
     store = open_at(server.url("still"))
@@ -229,7 +233,7 @@ async def test_a_server_that_takes_no_writes_is_refused(server: Server) -> None:
         await store.open()
 
 
-async def test_a_missing_schema_is_not_made_unasked(server: Server) -> None:
+async def test_a_missing_schema_is_not_made_unasked(server: PostgresServer) -> None:
     store = open_at(server.url(schema="never"), create=False)
     with pytest.raises(StoreUnavailable, match="create=True"):
         await store.open()
@@ -237,7 +241,7 @@ async def test_a_missing_schema_is_not_made_unasked(server: Server) -> None:
 
 
 async def test_a_newer_schema_is_refused_unless_it_serves_us(
-    server: Server, store: PostgresStore
+    server: PostgresServer, store: PostgresStore
 ) -> None:
     meta = f"{store.schema}.meta"
     url = server.url(schema=store.schema)
@@ -251,7 +255,7 @@ async def test_a_newer_schema_is_refused_unless_it_serves_us(
 
 
 async def test_passwords_are_in_no_message_and_no_log(
-    server: Server, caplog: pytest.LogCaptureFixture
+    server: PostgresServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
     for place in (f"127.0.0.1:{server.port}/nowhere", "127.0.0.1:1/x", "nowhere.invalid/x"):
@@ -274,7 +278,7 @@ def test_the_driver_is_asked_for_by_its_extra(monkeypatch: pytest.MonkeyPatch) -
 
 
 async def test_three_connections_a_worker_and_one_for_a_producer(
-    server: Server, store: PostgresStore
+    server: PostgresServer, store: PostgresStore
 ) -> None:
     count = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'outlast'"
     await store.add(jobs(3))
@@ -289,7 +293,7 @@ async def test_three_connections_a_worker_and_one_for_a_producer(
     await side.close()
 
 
-async def test_a_role_with_no_more_rights_than_the_page_says(server: Server) -> None:
+async def test_a_role_with_no_more_rights_than_the_page_says(server: PostgresServer) -> None:
     owner = open_at(server.url(schema="least"))
     await owner.open()
     await owner.close()
@@ -313,7 +317,7 @@ async def test_a_role_with_no_more_rights_than_the_page_says(server: Server) -> 
 
 
 async def test_the_doctor_tells_a_sound_server_from_an_unsound_one(
-    server: Server, store: PostgresStore
+    server: PostgresServer, store: PostgresStore
 ) -> None:
     report = await examine(server.url(schema=store.schema))
     assert (report.accepted, report.exit_code) == (Durability.POWER, 0)
@@ -339,7 +343,7 @@ INSERT INTO {s}.keys SELECT '', 'k' || n, 'e' || n, '', 4e9 FROM generate_series
 
 
 async def test_no_table_that_grows_is_read_from_end_to_end(
-    server: Server, store: PostgresStore
+    server: PostgresServer, store: PostgresStore
 ) -> None:
     """The plans as the server made them, for an empty table as for a full one."""
     names: list[str | None] = [None, "t"]
