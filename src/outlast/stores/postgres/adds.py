@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from outlast.errors import KeyConflict
 from outlast.job import Added
 from outlast.stores.news import WORK
-from outlast.stores.postgres.faults import Repeat
+from outlast.stores.postgres.faults import Careful, Refused, Repeat
+from outlast.stores.postgres.keys import answer, drop_replaced, take_keys, times
 from outlast.stores.postgres.rows import opts_of
 from outlast.stores.postgres.schema import READY, WAITING
 
@@ -16,10 +17,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from outlast.job import Job
+    from outlast.stores.postgres.keys import Answers
     from outlast.stores.postgres.op import Op
     from outlast.stores.postgres.turn import Turn
 
-__all__ = ["Careful", "Refused", "add_carefully", "add_following", "add_fresh"]
+__all__ = ["add_carefully", "add_following", "add_fresh"]
 
 _ALIKE = (
     "INSERT INTO @jobs (id, payload, line, state, created_at, opts)"
@@ -33,20 +35,6 @@ _ANY = (
     " $11::float8[]) AS v ON CONFLICT (id) DO NOTHING"
 )
 _IN_ENDED = "SELECT id FROM @ended WHERE id = ANY($1::text[]) LIMIT 1"
-_KNOWN = (
-    "SELECT id, line, payload FROM @jobs WHERE id = ANY($1::text[])"
-    " UNION ALL SELECT id, line, payload FROM @ended WHERE id = ANY($1::text[])"
-)
-_TAKE_KEYS = (
-    "INSERT INTO @keys AS k (task, key, job, digest)"
-    " SELECT * FROM unnest($1::text[], $2::text[], $3::text[], $4::bytea[])"
-    " ON CONFLICT (task, key) DO UPDATE SET job = excluded.job, digest = excluded.digest,"
-    " until = NULL WHERE k.until <= $5::float8"
-)
-_HOLDERS = (
-    "SELECT task, key, job, digest, until FROM @keys"
-    " WHERE task = ANY($1::text[]) AND key = ANY($2::text[])"
-)
 _QUEUED = (
     "SELECT coalesce(sum(c.queued), 0)::bigint FROM"
     " (SELECT line, ready + delayed AS queued FROM @counts WHERE line = ANY($1::int[])"
@@ -55,37 +43,16 @@ _QUEUED = (
 _INFINITY = float("inf")
 
 
-class Careful(Exception):
-    """Something in the batch is there already or is gone: do it again, looking at each first."""
-
-
-class Refused(Exception):
-    """One call of a group can't be done; the others are to be done without it."""
-
-    def __init__(self, op: Op[Any], error: Exception) -> None:
-        super().__init__(str(error))
-        self.op = op
-        self.error = error
-
-
 async def add_fresh(turn: Turn, jobs: Sequence[Job], alike: bool) -> None:
     """Store jobs of which none is there. Raises ``Careful`` if that is not so."""
     keyed = [job for job in jobs if job.key is not None]
-    if keyed and await _take_keys(turn, keyed) != len(keyed):
+    if keyed and await take_keys(turn, keyed) != len(keyed):
         raise Careful
     if await (_insert_alike if alike else _insert)(turn, jobs) != len(jobs):
         raise Careful
     # In a statement of its own: it sees what ended while the insert was on its way.
     if await turn.fetch(_IN_ENDED, [job.id for job in jobs]):
         raise Careful
-
-
-async def _take_keys(turn: Turn, keyed: Sequence[Job]) -> int:
-    """Let the constraint decide who holds each key; how many were ours to take."""
-    rows = sorted((job.task or "", job.key or "", job.id, job.digest) for job in keyed)
-    if len({row[:2] for row in rows}) != len(rows):
-        raise Careful
-    return await turn.execute(_TAKE_KEYS, *map(list, zip(*rows, strict=True)), turn.now)
 
 
 async def _insert_alike(turn: Turn, jobs: Sequence[Job]) -> int:
@@ -110,10 +77,8 @@ async def _insert(turn: Turn, jobs: Sequence[Job]) -> int:
     rows: list[tuple[Any, ...]] = []
     for job in jobs:
         line = turn.lines.ids[job.queue, job.task]
-        due = job.run_at
-        if job.delay is not None and job.delay > 0:
-            due = now + job.delay
-        state = WAITING if due is not None and due > now else READY
+        due, expires = times(job, now)
+        state = WAITING if now < due < _INFINITY else READY
         turn.count(line, state, 1)
         rows.append(
             (
@@ -124,10 +89,10 @@ async def _insert(turn: Turn, jobs: Sequence[Job]) -> int:
                 opts_of(job),
                 job.priority,
                 job.rank,
-                _INFINITY if due is None else due,
+                due,
                 job.key,
                 job.lane,
-                job.expires_at if job.ttl is None else now + job.ttl,
+                expires,
             )
         )
     turn.tell(WORK, {job.queue for job in jobs})
@@ -143,100 +108,37 @@ async def add_carefully(turn: Turn, ops: Sequence[Op[Any]]) -> list[list[Added]]
         await turn.lock(f"room {queue}")
     jobs = [job for op in ops for job in op.jobs]
     owners = [op for op in ops for _ in op.jobs]
-    answers = await _answers(turn, jobs, owners)
-    await _check_capacity(turn, jobs, owners, answers)
-    await _store(turn, jobs, answers)
-    found: list[list[Added]] = []
-    at = 0
-    for op in ops:
-        mine = range(at, at + len(op.jobs))
-        found.append([answers[i] or Added(jobs[i].id) for i in mine])
-        at += len(op.jobs)
-    return found
+    found = await answer(turn, jobs, owners)
+    await _check_capacity(turn, jobs, owners, found)
+    await _store(turn, found)
+    answers = iter(zip(jobs, found.answers, strict=True))
+    return [[known or Added(job.id) for job, known in islice(answers, len(op.jobs))] for op in ops]
 
 
 async def add_following(turn: Turn, jobs: Sequence[Job]) -> None:
     """The ``then`` of verdicts: where a key is taken, the job that holds it stands."""
-    await _store(turn, jobs, await _answers(turn, jobs, None))
+    await _store(turn, await answer(turn, jobs, None))
 
 
-async def _store(turn: Turn, jobs: Sequence[Job], answers: Sequence[Added | None]) -> None:
-    fresh = [job for job, answer in zip(jobs, answers, strict=True) if answer is None]
+async def _store(turn: Turn, found: Answers) -> None:
+    fresh = list(found.fresh.values())
     if fresh:
         if await _insert(turn, fresh) != len(fresh):
             raise Repeat
-        if await turn.fetch(_IN_ENDED, [job.id for job in fresh]):
+        if await turn.fetch(_IN_ENDED, list(found.fresh)):
             raise Repeat
-
-
-async def _answers(
-    turn: Turn, jobs: Sequence[Job], owners: Sequence[Op[Any]] | None
-) -> list[Added | None]:
-    """For each job what stands in its place already, or None; without owners nothing conflicts."""
-    answers: list[Added | None] = [None] * len(jobs)
-    known: dict[str, tuple[Any, ...]] = {}
-    for id_, line, payload in await turn.fetch(_KNOWN, [job.id for job in jobs]):
-        known[id_] = (*await turn.name(line), payload)
-    fresh: set[tuple[str, str]] = set()
-    keyed: list[int] = []
-    for i, job in enumerate(jobs):
-        mark = (job.queue, job.task, job.payload)
-        if job.id in known:
-            answers[i] = Added(job.id, created=False, conflict=known[job.id] != mark)
-            continue
-        name = (job.task or "", job.key or "")
-        # A job that gives way to the holder of its key is not stored, so its id stays free.
-        if job.key is None or name not in fresh:
-            known[job.id] = mark
-        if job.key is not None:
-            fresh.add(name)
-            keyed.append(i)
-    if keyed:
-        await _answer_keyed(turn, jobs, keyed, answers, owners)
-    return answers
-
-
-async def _answer_keyed(
-    turn: Turn,
-    jobs: Sequence[Job],
-    keyed: Sequence[int],
-    answers: list[Added | None],
-    owners: Sequence[Op[Any]] | None,
-) -> None:
-    first: dict[tuple[str, str], Job] = {}
-    for i in keyed:
-        first.setdefault((jobs[i].task or "", jobs[i].key or ""), jobs[i])
-    await _take_keys(turn, list(first.values()))
-    tasks, keys = sorted({task for task, _ in first}), sorted({key for _, key in first})
-    holders = {(row[0], row[1]): row for row in await turn.fetch(_HOLDERS, tasks, keys)}
-    for i in keyed:
-        job = jobs[i]
-        row = holders.get((job.task or "", job.key or ""))
-        if row is None:
-            raise Repeat  # it was forgotten between the two statements
-        _, _, holder, digest, until = row
-        if holder == job.id and until is None:
-            continue
-        if digest != job.digest and owners is not None:
-            raise Refused(
-                owners[i],
-                KeyConflict(
-                    f"key {job.key!r} of task {job.task} belongs to job {holder}, which has other"
-                    " arguments; use another key, or the same arguments"
-                ),
-            )
-        answers[i] = Added(holder, created=False)
+        await drop_replaced(turn, found.replaced)
 
 
 async def _check_capacity(
-    turn: Turn, jobs: Sequence[Job], owners: Sequence[Op[Any]], answers: Sequence[Added | None]
+    turn: Turn, jobs: Sequence[Job], owners: Sequence[Op[Any]], found: Answers
 ) -> None:
     if all(op.capacity is None for op in owners):
         return
     queued: dict[str, int] = {}
     wanted: dict[int, dict[str, int]] = {}
-    for job, op, answer in zip(jobs, owners, answers, strict=True):
-        if answer is None:
+    for job, op, known in zip(jobs, owners, found.answers, strict=True):
+        if known is None and job.id not in found.replaced:
             more = wanted.setdefault(id(op), {})
             more[job.queue] = more.get(job.queue, 0) + 1
     for op in dict.fromkeys(owners):
@@ -255,4 +157,4 @@ async def _queued(turn: Turn, queue: str) -> int:
     await turn.lines.load(turn.connection, turn.names)
     lines = [number for (name, _), number in turn.lines.ids.items() if name == queue]
     found: int = await turn.value(_QUEUED, lines)
-    return found
+    return found + turn.queued(lines)

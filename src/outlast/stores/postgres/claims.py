@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 from outlast.job import Claim
 from outlast.stores.news import ROOM, WORK
-from outlast.stores.postgres.ends import expire
+from outlast.stores.postgres.ends import drop_keys, expire
 from outlast.stores.postgres.rows import LIVE, job_from
 from outlast.stores.postgres.schema import READY, RUNNING, WAITING
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
+    from outlast.job import Job
     from outlast.stores.postgres.turn import Turn
 
 __all__ = ["claim", "next_due"]
@@ -128,6 +129,7 @@ async def claim(
     else:
         rows = await turn.fetch(_TAKE_MERGED, lines, limit, *taken)
     claims = _read(turn, rows, token, newest)
+    await drop_keys(turn, [_key_of(each.job) for each in claims if each.job.key_queued])
     if not bounded:
         return claims
     turn.tell(ROOM, {claim.job.queue for claim in claims if claim.job.queue in bounded})
@@ -191,6 +193,10 @@ async def _newest(turn: Turn, lines: Sequence[int], limit: int) -> list[Any]:
             break
         found += (await turn.fetch(_NEWEST, lines, below, limit))[: limit - len(found)]
     return found
+
+
+def _key_of(job: Job) -> tuple[str, str, str]:
+    return job.task or "", job.key or "", job.id
 
 
 def _read(turn: Turn, rows: Sequence[Any], token: bytes, newest: bool) -> list[Claim]:

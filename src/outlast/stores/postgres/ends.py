@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from outlast.stores.postgres.turn import Turn
 
-__all__ = ["MOVED", "ROW", "end", "expire", "free_keys", "free_lanes"]
+__all__ = ["MOVED", "ROW", "drop_keys", "end", "expire", "free_keys", "free_lanes"]
 
 ROW = "seq, id, line, state, key, lane, opts"
 """What ``end`` needs of a job; the rows must be locked."""
@@ -43,6 +43,10 @@ _FREE_KEYS = (
     "UPDATE @keys k SET until = v.until FROM unnest($1::text[], $2::text[], $3::text[],"
     " $4::float8[]) AS v(task, key, job, until) WHERE k.task = ANY($5::text[])"
     " AND k.key = ANY($2::text[]) AND k.task = v.task AND k.key = v.key AND k.job = v.job"
+)
+_DROP_KEYS = (
+    "DELETE FROM @keys WHERE task = ANY($1::text[]) AND key = ANY($2::text[])"
+    " AND job = ANY($3::text[])"
 )
 _NEXT_IN_LANE = (
     "UPDATE @jobs SET state = 1 WHERE seq = ANY(ARRAY(SELECT DISTINCT ON (line) seq FROM @jobs"
@@ -107,6 +111,13 @@ async def free_keys(turn: Turn, keyed: Sequence[tuple[str, str, str, float]]) ->
     if keyed:
         columns = [list(column) for column in zip(*sorted(keyed), strict=True)]
         await turn.execute(_FREE_KEYS, *columns, sorted({task for task, *_ in keyed}))
+
+
+async def drop_keys(turn: Turn, keyed: Sequence[tuple[str, str, str]]) -> None:
+    """(task, key, id): let go of the keys of these jobs, as far as they hold them."""
+    if keyed:
+        tasks, keys, jobs = (sorted(set(column)) for column in zip(*keyed, strict=True))
+        await turn.execute(_DROP_KEYS, tasks, keys, jobs)
 
 
 async def free_lanes(turn: Turn, lanes: Iterable[str]) -> None:

@@ -16,9 +16,9 @@ from outlast.errors import EnqueueUncertain, OutlastError, StoreClosed
 from outlast.job import Added
 from outlast.limits import are_alike, is_plain
 from outlast.stores.news import ENDED, EVERYWHERE
-from outlast.stores.postgres.adds import Careful, Refused, add_carefully, add_fresh
+from outlast.stores.postgres.adds import add_carefully, add_fresh
 from outlast.stores.postgres.bell import Bell
-from outlast.stores.postgres.faults import Dropped, is_ours, mapped
+from outlast.stores.postgres.faults import Careful, Dropped, Refused, is_ours, mapped
 from outlast.stores.postgres.link import CLAIMING, SETTLING, Link
 from outlast.stores.postgres.op import Op, deliver
 from outlast.stores.postgres.turn import Lines
@@ -297,10 +297,11 @@ class _Group:
     async def write(self, turn: Turn) -> None:
         self._lost = []
         if self.careful:
-            if self._adds:
-                self._added = await add_carefully(turn, self._adds)
+            # Jobs are locked before keys, here as in a claim.
             for op in self._settles:
                 self._lost.append(await settle(turn, op.verdicts, careful=True))
+            if self._adds:
+                self._added = await add_carefully(turn, self._adds)
         else:
             if self._jobs:
                 await add_fresh(turn, self._jobs, _alike(self._jobs))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 import asyncpg
 
 from outlast.errors import (
@@ -14,7 +16,33 @@ from outlast.errors import (
     StoreUnavailable,
 )
 
-__all__ = ["AGAIN", "POOLED", "Dropped", "Repeat", "is_lost", "is_ours", "mapped"]
+if TYPE_CHECKING:
+    from outlast.stores.postgres.op import Op
+
+__all__ = [
+    "AGAIN",
+    "POOLED",
+    "Careful",
+    "Dropped",
+    "Refused",
+    "Repeat",
+    "is_lost",
+    "is_ours",
+    "mapped",
+]
+
+
+class Careful(Exception):
+    """Something in the batch is there already or is gone: do it again, looking at each first."""
+
+
+class Refused(Exception):
+    """One call of a group can't be done; the others are to be done without it."""
+
+    def __init__(self, op: Op[Any], error: Exception) -> None:
+        super().__init__(str(error))
+        self.op = op
+        self.error = error
 
 
 class Repeat(Exception):
@@ -87,6 +115,11 @@ def mapped(error: BaseException, url: str) -> StoreError | ConfigurationError:
         return StoreFull(f"{url}: the server has no space left; nothing was stored ({why})")
     if isinstance(error, _DENIED):
         return StoreUnavailable(f"{url}: the server refuses us ({why})")
+    if isinstance(error, asyncpg.LockNotAvailableError):
+        return StoreUnavailable(
+            f"{url}: somebody's open transaction holds what this needs, a key perhaps; nothing was"
+            f" changed, and it may be tried again ({why})"
+        )
     if isinstance(error, asyncpg.ReadOnlySQLTransactionError):
         return StoreUnavailable(f"{url}: the server takes no writes; is it a replica? ({why})")
     if isinstance(error, _MISSING):

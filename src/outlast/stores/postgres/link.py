@@ -48,10 +48,11 @@ _BEGIN = (
     "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL synchronous_commit TO {commit};"
     " SET LOCAL enable_seqscan TO off; SET LOCAL enable_bitmapscan TO off; SET LOCAL jit TO off;"
     " SET LOCAL plan_cache_mode TO force_generic_plan; SET LOCAL enable_nestloop TO {nested};"
-    " SET LOCAL enable_mergejoin TO {nested}"
+    " SET LOCAL enable_mergejoin TO {nested}; SET LOCAL lock_timeout TO '5s'"
 )
 """A hot table may be empty now and hold a million rows a minute later: no plan may depend on what
-the statistics say of it."""
+the statistics say of it. Who keeps a transaction of his own open over a key stops only those who
+ask for that key: they are told, and the others go on."""
 CLAIMING = _BEGIN.format(commit="off", nested="on")
 SETTLING = _BEGIN.format(commit="{commit}", nested="off")
 _EPOCH = "UPDATE @meta SET epoch = epoch + 1 RETURNING epoch"

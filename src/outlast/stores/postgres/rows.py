@@ -59,6 +59,7 @@ class Opts(Struct, frozen=True, omit_defaults=True):
     digest: bytes = b""
     keep_key: float = DAY
     keep: float | None = DAY
+    key_queued: bool = False
 
 
 _PLAIN = Opts()
@@ -81,6 +82,7 @@ def opts_of(job: Job) -> str | None:
                 job.digest if job.key is not None else b"",
                 job.keep_key,
                 job.keep,
+                job.key_queued,
             )
         )
     return _usual(job.codec, job.max_attempts, job.max_crashes, job.timeout, job.keep_key, job.keep)
@@ -133,6 +135,7 @@ def job_from(row: Sequence[Any], name: tuple[str, str | None], attempt: int = 0)
         key=row[11],
         digest=opts.digest,
         keep_key=opts.keep_key,
+        key_queued=opts.key_queued,
         keep=opts.keep,
         lane=row[12],
         status=_STATUS[row[3]],

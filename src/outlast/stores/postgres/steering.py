@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from outlast.errors import JobNotFound, KeyConflict
 from outlast.job import Failure, Status
 from outlast.stores.news import ENDED, ROOM, WORK
-from outlast.stores.postgres.ends import ROW, end, free_lanes
+from outlast.stores.postgres.ends import ROW, drop_keys, end, free_lanes
 from outlast.stores.postgres.faults import Repeat
 from outlast.stores.postgres.rows import STATES, load_opts, texts
 from outlast.stores.postgres.schema import CANCELLED, READY, RUNNING
@@ -56,11 +56,6 @@ _DROP_ENDED = (
     "DELETE FROM @ended WHERE id = ANY(ARRAY(SELECT id FROM @ended WHERE line = ANY($1::int[])"
     " AND state = ANY($2::smallint[]) ORDER BY seq LIMIT $3::int FOR UPDATE SKIP LOCKED))"
     f" RETURNING {ROW}"
-)
-_DROP_KEYS = (
-    "DELETE FROM @keys k USING unnest($1::text[], $2::text[], $3::text[]) AS v(task, key, job)"
-    " WHERE k.task = ANY($4::text[]) AND k.key = ANY($2::text[])"
-    " AND k.task = v.task AND k.key = v.key AND k.job = v.job"
 )
 _PAUSE = "INSERT INTO @pauses (queue) VALUES ($1::text) ON CONFLICT DO NOTHING"
 _RESUME = "DELETE FROM @pauses WHERE queue = $1::text"
@@ -165,9 +160,7 @@ async def purge(turn: Turn, queue: str, status: Sequence[Status]) -> int:
         turn.count(line, state, -1)
         if key is not None:
             keyed.append(((await turn.name(line))[1] or "", key, id_))
-    if keyed:
-        columns = map(list, zip(*sorted(keyed), strict=True))
-        await turn.execute(_DROP_KEYS, *columns, sorted({task for task, *_ in keyed}))
+    await drop_keys(turn, keyed)
     await free_lanes(turn, {row[5] for row in rows if row[5] is not None})
     if rows:
         turn.tell(ENDED)

@@ -69,6 +69,7 @@ class PostgresStore(Stepped):
         Feature.DELAY
         | Feature.PRIORITY
         | Feature.KEYS
+        | Feature.REPEATS
         | Feature.RESULTS
         | Feature.INSPECT
         | Feature.LANES

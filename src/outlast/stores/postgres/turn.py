@@ -119,6 +119,11 @@ class Turn:
         self.count(line, before, -by)
         self.count(line, after, by)
 
+    def queued(self, lines: Iterable[int]) -> int:
+        """How many jobs more are queued in these lines than before this transaction."""
+        deltas = [self._deltas[line] for line in lines if line in self._deltas]
+        return sum(delta[0] + delta[1] for delta in deltas)
+
     async def finish(self) -> None:
         """Write down what was counted; the last thing before COMMIT."""
         rows = [(line, *delta) for line, delta in self._deltas.items() if any(delta)]

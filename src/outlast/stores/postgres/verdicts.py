@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from outlast.job import Failure, Lost
 from outlast.stores.news import ENDED, WORK
-from outlast.stores.postgres.adds import Careful, add_following
+from outlast.stores.postgres.adds import add_following
 from outlast.stores.postgres.ends import MOVED, free_keys, free_lanes
+from outlast.stores.postgres.faults import Careful
 from outlast.stores.postgres.rows import dump, sequence
 from outlast.stores.postgres.schema import CANCELLED, DEAD, DONE, READY, RUNNING, WAITING
 from outlast.stores.postgres.steps import forget, sent
