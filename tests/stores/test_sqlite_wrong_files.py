@@ -94,6 +94,36 @@ async def test_a_newer_schema_is_refused_by_both_sides_of_an_upgrade(db: Path) -
     assert everything(db.parent) == before
 
 
+@pytest.mark.parametrize("number", [-1, 0, 1])
+async def test_a_schema_number_that_someone_changed_is_named(db: Path, number: int) -> None:
+    fill(db, 1000)
+    other = apsw.Connection(str(db))
+    other.pragma("user_version", number)
+    other.close()
+    before = schema_of(db)
+    with pytest.raises(SchemaMismatch, match=rf"schema {number} \(PRAGMA user_version\)"):
+        await SqliteStore(str(db)).open()
+    assert schema_of(db) == before
+    other = apsw.Connection(str(db))
+    other.pragma("user_version", len(schema.MIGRATIONS))
+    other.close()
+    store = SqliteStore(str(db))
+    store.open_now()
+    assert store.depth_now("default").queued == 1000
+    store.close_now()
+
+
+def schema_of(db: Path) -> list[object]:
+    connection = apsw.Connection(str(db))
+    try:
+        return [
+            connection.pragma("user_version"),
+            *connection.execute("SELECT * FROM sqlite_schema"),
+        ]
+    finally:
+        connection.close()
+
+
 def test_an_empty_file_becomes_a_store_unless_it_may_not(db: Path, opened: Opener) -> None:
     db.touch()
     with pytest.raises(StoreUnavailable, match="there is no store at"):

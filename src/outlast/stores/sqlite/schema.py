@@ -252,7 +252,8 @@ def migrate(
 ) -> None:
     """Bring the schema to this version, one transaction a step; killed anywhere, it can go on.
 
-    Raises ``SchemaMismatch`` for a newer file and ``StoreDamaged`` for a database of someone else.
+    Raises ``SchemaMismatch`` for a newer file, or one whose number isn't that of its tables, and
+    ``StoreDamaged`` for a database of someone else.
     """
     if migrations is None:
         migrations = MIGRATIONS
@@ -267,7 +268,14 @@ def migrate(
                 if version == len(migrations):
                     connection.execute("ROLLBACK")
                     return
-                connection.execute(migrations[version])
+                try:
+                    connection.execute(migrations[version])
+                except apsw.SQLError as error:
+                    raise SchemaMismatch(
+                        f"{path} says that it has schema {version} (PRAGMA user_version), which its"
+                        f" tables don't bear out: {error}. Another program changed that number: put"
+                        " it back, or restore a backup; nothing was changed"
+                    ) from error
                 if version == 0:
                     connection.execute("INSERT INTO meta VALUES ('store_id', ?)", (store_id,))
                     connection.pragma("application_id", APPLICATION_ID)
@@ -287,6 +295,11 @@ def _version(connection: apsw.Connection, path: str, migrations: Sequence[str]) 
         " FROM pragma_application_id a, pragma_user_version v"
     ).get
     if application == APPLICATION_ID:
+        if version < 0:
+            raise SchemaMismatch(
+                f"{path} has schema {version} (PRAGMA user_version), which no outlast writes; put"
+                " back what it was, or restore a backup. Nothing was changed"
+            )
         if version > len(migrations):
             raise SchemaMismatch(
                 f"{path} has schema {version}, made by a newer outlast; this one knows up to "
