@@ -15,7 +15,7 @@ from outlast.access import Access
 from outlast.chance import SystemChance
 from outlast.clock import SystemClock
 from outlast.codec import ItemCodec, Signature
-from outlast.desk import Desk, Joined
+from outlast.desk import Desk
 from outlast.errors import ConfigurationError, DuplicateTask
 from outlast.handle import Handle
 from outlast.job import DAY
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
     from outlast.chance import Chance
     from outlast.clock import Clock
+    from outlast.desk import AsyncJoined, Awaited, Blocking, Joined
     from outlast.hooks import Hooks
     from outlast.job import OnRepeat
     from outlast.options import KeepKey, KeyOf, Lane, TaskOptions
@@ -273,12 +274,18 @@ class Outlast:
         finally:
             self._url, self._clock, self._durability = before
 
-    def joined(self, connection: Any) -> Joined:
+    @overload
+    def joined(self, connection: Awaited) -> AsyncJoined: ...
+    @overload
+    def joined(self, connection: Blocking) -> Joined: ...
+    def joined(self, connection: Any) -> Joined | AsyncJoined:
         """Enqueue in a transaction of your own: stored if, and only if, that one commits.
 
         ``connection`` is one on which a transaction is open: on SQLite an ``apsw.Connection`` to
-        the store's own file, with nothing attached to it, after ``BEGIN IMMEDIATE``. Calls run on
-        it, in the caller's thread. Raises ``Unsupported`` for any other, saying why.
+        the store's own file, with nothing attached to it, after ``BEGIN IMMEDIATE``; on PostgreSQL
+        one of asyncpg, psycopg or SQLAlchemy to the store's own database. Calls run on it, in the
+        caller's thread, and are awaited where the connection's are. Raises ``Unsupported`` for any
+        other, saying why.
 
         >>> jobs = app.joined(connection)
         >>> handle = jobs.enqueue(send_receipt.call(42, to="a@b.example"))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from outlast.access import ledger_of
+from outlast.at_once import at_once
 from outlast.bridge import Interrupted
 from outlast.errors import ConfigurationError, EnqueueUncertain, KeyConflict, Unsupported
 from outlast.handle import Handle
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from outlast.store import Joining, Ledger, Stepping, Store
     from outlast.task import Task
 
-__all__ = ["Desk", "Joined"]
+__all__ = ["AsyncJoined", "Awaited", "Blocking", "Desk", "Joined"]
 
 R = TypeVar("R")
 T = TypeVar("T")
@@ -37,6 +38,24 @@ WAYS_OUT = {
     Feature.REPEATS: 'on_repeat= and keep_key="queued"',
     Feature.LANES: "lane=",
 }
+
+
+class _Commits(Protocol):
+    async def commit(self) -> None: ...
+
+
+class _Fetches(Protocol):
+    async def fetchval(self, query: str, *args: Any) -> Any: ...
+
+
+Awaited = _Commits | _Fetches
+"""A connection or session of asyncpg, of psycopg's async half or of SQLAlchemy's."""
+
+
+class Blocking(Protocol):
+    """One of apsw, or of the other half of psycopg or SQLAlchemy."""
+
+    def execute(self, statement: Any, /) -> Any: ...
 
 
 class Joined:
@@ -55,6 +74,26 @@ class Joined:
     def enqueue_many(self, calls: Iterable[Call[R]]) -> list[Handle[R]]:
         """Store a batch of calls, all of them or none if this raises."""
         return self._add(list(calls))
+
+
+class AsyncJoined:
+    """The same on a connection that is awaited: so are these."""
+
+    __module__ = "outlast"
+
+    def __init__(
+        self, add: Callable[[Sequence[Call[Any]]], Coroutine[Any, Any, list[Handle[Any]]]]
+    ) -> None:
+        self._add = add
+
+    async def enqueue(self, call: Call[R]) -> Handle[R]:
+        """Store a call. Raises as ``Task.enqueue`` does."""
+        (handle,) = await self._add((call,))
+        return handle
+
+    async def enqueue_many(self, calls: Iterable[Call[R]]) -> list[Handle[R]]:
+        """Store a batch of calls, all of them or none if this raises."""
+        return await self._add(list(calls))
 
 
 class Desk:
@@ -77,7 +116,7 @@ class Desk:
         jobs = self._jobs(calls, store)
         within = joined_here(store)
         if within is not None:
-            return self._handles(calls, within.add(jobs) if jobs else ())
+            return self._handles(calls, await within.add(jobs) if jobs else ())
         return self._handles(calls, await store.add(jobs) if jobs else ())
 
     async def submit_one(self, call: Call[R]) -> Handle[R]:
@@ -86,7 +125,7 @@ class Desk:
             _check(task.name, task.needs, store.features)
         jobs = Alike(call.model, (call.id,), (call.payload,))
         within = joined_here(store)
-        (answer,) = await store.add(jobs) if within is None else within.add(jobs)
+        (answer,) = await (store if within is None else within).add(jobs)
         if answer.conflict:
             raise _conflict(answer)
         return Handle(answer.id, answer.created, self, task.decode_result)
@@ -109,7 +148,7 @@ class Desk:
         store = self._access.store()
         event = self._event(name, payload, keep)
         within = joined_here(store)
-        return await _emit(store, *event) if within is None else within.emit(*event)
+        return await (_emit(store, *event) if within is None else within.emit(*event))
 
     def emit_sync(self, name: str, payload: Any, keep: float | timedelta) -> bool:
         event = self._event(name, payload, keep)
@@ -119,17 +158,17 @@ class Desk:
         check_name(name, "event")
         return name, self._anything.encode(payload), seconds("keep", keep)
 
-    def joined(self, connection: Any) -> Joined:
+    def joined(self, connection: Any) -> Joined | AsyncJoined:
         store = self._access.anywhere("open the app first: `async with app:`")
         if Feature.JOIN not in store.features:
-            raise Unsupported(f"{store.url} has no transactions to join; use sqlite")
+            raise Unsupported(f"{store.url} has no transactions to join; use sqlite or postgresql")
         view = cast("Joining", store).joined(connection)
 
-        def add(calls: Sequence[Call[Any]]) -> list[Handle[Any]]:
+        async def add(calls: Sequence[Call[Any]]) -> list[Handle[Any]]:
             jobs = self._jobs(calls, store)
-            return self._handles(calls, view.add_now(jobs) if jobs else ())
+            return self._handles(calls, await view.add(jobs) if jobs else ())
 
-        return Joined(add)
+        return Joined(lambda calls: at_once(add(calls))) if view.plain else AsyncJoined(add)
 
     def check(self, task: str, wanted: Feature) -> None:
         features = self._access.features

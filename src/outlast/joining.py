@@ -90,17 +90,21 @@ class Transaction:
             == (mine.url, getattr(mine, "namespace", None))
         )
 
-    def add(self, jobs: Sequence[Job]) -> Sequence[Added]:
+    async def add(self, jobs: Sequence[Job]) -> Sequence[Added]:
         """Store jobs, if this transaction is committed."""
-        return self._opened().joined.add_now(jobs)
+        return await self._opened().joined.add(jobs)
 
-    def remember(self, claim: Claim, step: Step) -> bool:
+    async def remember(self, claim: Claim, step: Step) -> bool:
         """Store a step, if this transaction is committed."""
+        return await self._opened().joined.remember(claim, step)
+
+    def remember_now(self, claim: Claim, step: Step) -> bool:
+        """The same, blocking."""
         return self._opened().joined.remember_now(claim, step)
 
-    def emit(self, event: str, payload: bytes, keep: float) -> bool:
+    async def emit(self, event: str, payload: bytes, keep: float) -> bool:
         """Send an event, if this transaction is committed."""
-        return self._opened().joined.emit_now(event, payload, keep)
+        return await self._opened().joined.emit(event, payload, keep)
 
     def _opened(self) -> Open:
         if self._open is None:
@@ -128,7 +132,7 @@ class Transaction:
 
     async def _commit(self, opened: Open) -> None:
         verdict = done(self._claim, self._encode(self.result))
-        if opened.joined.settle_now([verdict]):
+        if await opened.joined.settle([verdict]):
             raise LeaseLost(
                 f"job {self._claim.job.id} is another worker's by now: nothing was committed"
             )

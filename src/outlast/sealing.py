@@ -347,19 +347,23 @@ class _JoinedVault:
     def __init__(self, vault: Vault, joined: Joined) -> None:
         self._vault = vault
         self._joined = joined
+        self.plain = joined.plain
 
-    def add_now(self, jobs: Sequence[Job]) -> Sequence[Added]:
-        return self._joined.add_now(self._vault._protected(jobs))
+    async def add(self, jobs: Sequence[Job]) -> Sequence[Added]:
+        return await self._joined.add(self._vault._protected(jobs))
 
-    def settle_now(self, verdicts: Sequence[Verdict]) -> Sequence[Lost]:
-        return self._joined.settle_now([self._vault._protect_verdict(each) for each in verdicts])
+    async def settle(self, verdicts: Sequence[Verdict]) -> Sequence[Lost]:
+        return await self._joined.settle([self._vault._protect_verdict(each) for each in verdicts])
+
+    async def remember(self, claim: Claim, step: Step) -> bool:
+        return await self._joined.remember(claim, self._vault._protect_step(claim, step))
 
     def remember_now(self, claim: Claim, step: Step) -> bool:
         return self._joined.remember_now(claim, self._vault._protect_step(claim, step))
 
-    def emit_now(self, event: str, payload: bytes, keep: float) -> bool:
+    async def emit(self, event: str, payload: bytes, keep: float) -> bool:
         vault = self._vault
-        return self._joined.emit_now(event, vault._wrap(payload, vault._of_event(event)), keep)
+        return await self._joined.emit(event, vault._wrap(payload, vault._of_event(event)), keep)
 
 
 def _of_step(job: Job, step: Step) -> bytes:

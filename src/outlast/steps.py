@@ -142,7 +142,7 @@ class Steps:
         value = fn(*args)
         done = Step(name=label, digest=mark, result=codec.encode(value))
         within = joined_here(cast("Store", self._store))
-        store = self._store.remember_now if within is None else within.remember
+        store = self._store.remember_now if within is None else within.remember_now
         if not store(self._claim, done):
             raise LeaseLost(self._refused(label))
         self._known[label] = done
@@ -210,7 +210,7 @@ class Steps:
     async def _remember(self, step: Step) -> None:
         within = joined_here(cast("Store", self._store))
         if within is not None:
-            stored = within.remember(self._claim, step)
+            stored = await within.remember(self._claim, step)
         else:
             stored = await self._store.remember(self._claim, step)
         if not stored:

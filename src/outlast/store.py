@@ -288,19 +288,26 @@ class Joined(Protocol):
     each is done in full or not at all. Raises ``ConfigurationError`` outside of a transaction.
     """
 
-    def add_now(self, jobs: Sequence[Job]) -> Sequence[Added]:
+    plain: bool
+    """Whether the connection blocks, so that these never wait for the event loop: ``at_once``."""
+
+    async def add(self, jobs: Sequence[Job]) -> Sequence[Added]:
         """``Store.add``."""
         ...
 
-    def settle_now(self, verdicts: Sequence[Verdict]) -> Sequence[Lost]:
+    async def settle(self, verdicts: Sequence[Verdict]) -> Sequence[Lost]:
         """``Store.settle``."""
         ...
 
-    def remember_now(self, claim: Claim, step: Step) -> bool:
+    async def remember(self, claim: Claim, step: Step) -> bool:
         """``Stepping.remember``."""
         ...
 
-    def emit_now(self, event: str, payload: bytes, keep: float) -> bool:
+    def remember_now(self, claim: Claim, step: Step) -> bool:
+        """The same, blocking. Raises ``TaskError`` if the connection needs the event loop."""
+        ...
+
+    async def emit(self, event: str, payload: bytes, keep: float) -> bool:
         """``Stepping.emit``."""
         ...
 

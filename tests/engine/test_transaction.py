@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 WORKER = "outlast-testing"
+NOTHING: Any = None
+OTHER: Any = sqlite3
 
 
 @pytest.fixture
@@ -304,7 +306,7 @@ async def test_where_there_is_none(tmp_path: Path) -> None:
         await drain(memory)
         assert [await handle.status() for handle in handles] == [Status.DONE] * 2
         with pytest.raises(Unsupported, match="no transactions to join"):
-            memory.joined(None)
+            memory.joined(NOTHING)
 
 
 # -- app.joined()
@@ -383,7 +385,7 @@ async def test_what_can_t_be_one_transaction_is_refused(
         app.joined(other)
     other.close()
     with pytest.raises(Unsupported, match=r"no apsw\.Connection"):
-        app.joined(sqlite3)
+        app.joined(OTHER)
     mine.execute("ATTACH ? AS shop", (str(tmp_path / "other.db"),))
     with pytest.raises(Unsupported, match="attached to the connection as 'shop'"):
         app.joined(mine)
@@ -402,7 +404,7 @@ async def test_a_careless_connection_is_refused(path: Path) -> None:
             app.joined(mine)
         mine.close()
     with pytest.raises(RuntimeError, match="open the app first"):
-        app.joined(None)
+        app.joined(NOTHING)
 
 
 async def _nothing() -> None: ...

@@ -39,6 +39,8 @@ PAUSE = 0.001
 class SqliteJoined:
     """``Joined`` on an apsw connection of the caller's, in his thread."""
 
+    plain = True
+
     def __init__(
         self, connection: apsw.Connection, namespace: str, clock: Clock, told: Callable[[], None]
     ) -> None:
@@ -47,21 +49,25 @@ class SqliteJoined:
         self._clock = clock
         self._told = told
 
-    def add_now(self, jobs: Sequence[Job]) -> list[Added]:
+    async def add(self, jobs: Sequence[Job]) -> list[Added]:
         for job in jobs:
             check_job(job)
         return self._do(partial(Moves.add, jobs=jobs))
 
-    def settle_now(self, verdicts: Sequence[Verdict]) -> list[Lost]:
+    async def settle(self, verdicts: Sequence[Verdict]) -> list[Lost]:
         for verdict in verdicts:
             for job in verdict.then:
                 check_job(job)
         return self._do(partial(settle, verdicts=verdicts))
 
+    async def remember(self, claim: Claim, step: Step) -> bool:
+        return self.remember_now(claim, step)
+
     def remember_now(self, claim: Claim, step: Step) -> bool:
+        """``remember``, blocking."""
         return self._do(partial(remember, claim=claim, step=step))
 
-    def emit_now(self, event: str, payload: bytes, keep: float) -> bool:
+    async def emit(self, event: str, payload: bytes, keep: float) -> bool:
         return self._do(partial(emit, event=event, payload=payload, keep=keep))
 
     def _do(self, run: Callable[[Moves], T]) -> T:
