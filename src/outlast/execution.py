@@ -159,11 +159,11 @@ async def execute(
     if (run.lease_lost and _is_lost(run)) or run.committed is not None:
         return None
     try:
-        return done(claim, task.signature.encode_result(value))
+        return done(claim, task.signature.encode_result(value), run.then)
     except Exception as error:
         # Its effect has happened, and would happen again.
         text = f"the task returned, but its result can't be stored: {text_of(error)}"
-        return dead(claim, describe(error, message=text))
+        return dead(claim, describe(error, message=text), run.then_dead)
 
 
 async def _call(
@@ -232,7 +232,16 @@ def _unstarted(claim: Claim, why: Why) -> Verdict | None:
 def _verdict(
     claim: Claim, task: Runnable, run: Current, error: BaseException, means: Means, began: float
 ) -> Verdict | None:
-    """The verdict on a run that raised."""
+    """The verdict on a run that raised, with what is to follow it."""
+    verdict = _judged(claim, task, run, error, means, began)
+    if run.then_dead and verdict is not None and verdict.kind == "dead":
+        return replace(verdict, then=run.then_dead)
+    return verdict
+
+
+def _judged(
+    claim: Claim, task: Runnable, run: Current, error: BaseException, means: Means, began: float
+) -> Verdict | None:
     if run.committed is not None:
         log.error(
             "job %s of task %s raised after its transaction was committed; it is done",

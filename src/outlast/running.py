@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from datetime import timedelta
 
     from outlast.codec import Signature
-    from outlast.job import Claim, Verdict
+    from outlast.job import Claim, Job, Verdict
     from outlast.steps import Changed, Keeper
     from outlast.store import Store
 
@@ -64,6 +64,8 @@ class Current:
         "lease_lost",
         "parked",
         "runnable",
+        "then",
+        "then_dead",
         "why",
     )
 
@@ -85,6 +87,10 @@ class Current:
         self.begun = False
         self.why: Why | None = None
         self.handle: asyncio.Task[Any] | None = None
+        self.then: tuple[Job, ...] = ()
+        """Jobs to be stored with the end of this one, in the same write, if it is done."""
+        self.then_dead: tuple[Job, ...] = ()
+        """The same if the run is its last and has failed."""
 
     def __repr__(self) -> str:
         return f"<Current {self._job.task} {self._job.id} attempt {self._job.attempt}>"

@@ -56,6 +56,24 @@ async def test_what_it_returns_is_the_result(rig: Rig) -> None:
     assert (verdict.kind, verdict.result, verdict.started) == ("done", b"42", True)
 
 
+@pytest.mark.parametrize(
+    ("fails", "attempts", "then"),
+    [(False, 1, ("follows",)), (True, 1, ("buries",)), (True, 2, ())],
+)
+async def test_jobs_that_follow_are_part_of_the_end(
+    rig: Rig, fails: bool, attempts: int, then: tuple[str, ...]
+) -> None:
+    @rig.app.task(name="led", retry=attempts)
+    async def led() -> None:
+        current().then = (Job(id="follows"),)
+        current().then_dead = (Job(id="buries"),)
+        if fails:
+            raise ValueError
+
+    verdict = await verdict_on(rig, claim_of("led", max_attempts=attempts))
+    assert tuple(job.id for job in verdict.then) == then
+
+
 async def test_a_result_that_cannot_be_stored_buries_the_job(rig: Rig) -> None:
     @rig.app.task(name="odd", retry=5)
     async def odd() -> Any:

@@ -1,0 +1,1 @@
+"""Outlast in other programs: what it speaks to beside its own stores."""

@@ -1,0 +1,1 @@
+"""Outlast for Celery's users: beside it, and instead of it."""
