@@ -7,11 +7,13 @@ OutlastError
       StoreFull             no space left; nothing was stored
       StoreStopped          given up: its files were taken away, or its disk failed
     StoreClosed             used before open or after close
+    StoreMoved              its jobs are in another store, or on their way there
     StoreDamaged            the file is not a database, or is corrupt
     SchemaMismatch          older or newer than this code
     DurabilityError         the store guarantees less than was asked for
     EnqueueUncertain        may or may not be stored (has .ids); repeating is safe
     Unsupported             this store can't; nothing was done
+  MoveRefused               jobs can't be moved as things are; nothing was changed
   TaskError
     UnknownTask, DuplicateTask
   CodecError
@@ -58,6 +60,7 @@ __all__ = [
     "KeyConflict",
     "KeyRepeated",
     "LeaseLost",
+    "MoveRefused",
     "OutlastError",
     "QueueEmpty",
     "QueueFull",
@@ -70,6 +73,7 @@ __all__ = [
     "StoreDamaged",
     "StoreError",
     "StoreFull",
+    "StoreMoved",
     "StoreStopped",
     "StoreUnavailable",
     "TaskError",
@@ -109,6 +113,10 @@ class StoreClosed(StoreError):
     """The store was used before ``open`` or after ``close``."""
 
 
+class StoreMoved(StoreError):
+    """The jobs of this store were moved to another, or are on their way; the message names it."""
+
+
 class StoreDamaged(StoreError):
     """What stands at the URL is not a store of ours, or its contents are corrupt."""
 
@@ -134,6 +142,10 @@ class EnqueueUncertain(StoreError):
 
 class Unsupported(StoreError):
     """This store can't do that. Nothing was done; the message names the way out."""
+
+
+class MoveRefused(OutlastError):
+    """Jobs can't be moved from one store to another as things are; nothing was changed."""
 
 
 class TaskError(OutlastError):

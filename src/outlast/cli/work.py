@@ -64,10 +64,11 @@ def _become(user: str) -> None:
               show_default=True, help="The event loop.")  # fmt: skip
 @click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]),
               default="info", show_default=True)  # fmt: skip
+@click.option("--was", metavar="OLD_URL", help="Say so if the store before still holds jobs.")
 @click.option("--user", metavar="NAME", help="As root: run as this user, with its groups.")
 @click.option("--debug", is_flag=True, expose_value=False, help="Show tracebacks of errors.")
 @click.pass_obj
-def worker(screen: Screen, /, app: str, user: str | None, **options: Any) -> None:
+def worker(screen: Screen, /, app: str, user: str | None, was: str | None, **options: Any) -> None:
     """Run tasks until stopped.
 
     \b
@@ -91,5 +92,9 @@ def worker(screen: Screen, /, app: str, user: str | None, **options: Any) -> Non
         _become(user)
     elif hasattr(os, "geteuid") and os.geteuid() == 0:
         screen.note("Warning: tasks run as root here; --user NAME runs them as somebody else.")
+    if was is not None:
+        from outlast.cli.moving import tell_of_the_old
+
+        tell_of_the_old(screen, was)
     loader, check = "outlast.cli.loading:for_worker", "outlast.doctor:look_over"
     launch(WorkerOptions(target=app, loader=loader, check=check, **options))

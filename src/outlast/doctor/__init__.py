@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from outlast.doctor.report import Finding, Report, Severity
-from outlast.errors import DurabilityError, Unsupported
+from outlast.errors import DurabilityError, StoreMoved, Unsupported
+from outlast.movable import Movable
 from outlast.stores import connect, redact
 from outlast.stores.urls import parse
 
@@ -50,10 +51,16 @@ async def examine(
 async def look_over(store: Store) -> Sequence[str]:
     """The quick form for a store that a worker has just opened: what weakens it, a line each.
 
-    Raises ``DurabilityError`` if what is accepted there survives less than it was opened for. A
-    store on a server finds that out with each connection; nothing more is asked of it here, where
-    its password isn't known.
+    Raises ``DurabilityError`` if what is accepted there survives less than it was opened for, and
+    ``StoreMoved`` if its jobs were moved elsewhere, or are on their way. A store on a server finds
+    the rest out with each connection; nothing more is asked of it here, where its password isn't
+    known.
     """
+    if isinstance(store, Movable) and (mark := await store.departure()) is not None:
+        raise StoreMoved(
+            f"the jobs of {store.url} were moved to {mark.to}, or are on their way: start workers"
+            " there, with the URL of the app changed"
+        )
     if not store.url.startswith("sqlite:"):
         return []
     required = store.durability

@@ -9,6 +9,7 @@ from functools import cache
 from typing import TYPE_CHECKING, cast
 
 from outlast.lifeline import dead, forget
+from outlast.movable import Movable
 from outlast.store import Feature, Ledger, WorkerInfo
 
 if TYPE_CHECKING:
@@ -87,7 +88,15 @@ class Upkeep:
         return PRUNE_MORE if count >= BITE else PRUNE
 
     async def census(self, store: Store) -> float:
-        """Tell once a minute which jobs wait for code that this worker doesn't have."""
+        """Tell once a minute which jobs wait for code that this worker doesn't have.
+
+        And if it is at the wrong place, since all jobs were moved to another.
+        """
+        if isinstance(store, Movable) and (mark := await store.departure()) is not None:
+            log.warning(
+                "the jobs of %s are on their way to %s: this worker gets nothing more; stop it, "
+                "and start it there", store.url, mark.to,
+            )  # fmt: skip
         if store.features & Feature.INSPECT:
             for line in await cast("Ledger", store).lines():
                 if line.queue in self._queues and line.task not in self._tasks:

@@ -31,6 +31,7 @@ from outlast.stores.memory.table import KeyEntry, Table
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from outlast.movable import Departure
     from outlast.store import WorkerInfo
     from outlast.stores.memory.order import Line, Row
 
@@ -65,6 +66,9 @@ class Room:
         self.table = Table(self.bell)
         self.deeds = Deeds(self.table)
         self.workers: dict[str, WorkerInfo] = {}
+        self.departure: Departure | None = None
+        self.leaving: list[Row] = []
+        self.arriving: dict[str, str] = {}
 
     def add(self, jobs: Sequence[Job], capacity: int | None, now: float) -> list[Added]:
         """Store all of them, or raise and store none."""

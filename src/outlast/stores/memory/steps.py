@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from outlast.job import Status
+from outlast.movable import SentEvent
 
 if TYPE_CHECKING:
     from outlast.job import Step
@@ -49,6 +50,19 @@ class Deeds:
             if waits and row.job.status is Status.QUEUED and row.later:
                 self._table.hasten(row, now)
         return True
+
+    def sent(self) -> list[SentEvent]:
+        """All events that are remembered."""
+        return [SentEvent(name, *event) for name, event in self._events.items()]
+
+    def take_in(self, event: SentEvent) -> None:
+        """An event of another store, unless there is one of that name."""
+        self._events.setdefault(event.name, (event.payload, event.until))
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._steps.clear()
+        self._events.clear()
 
     def prune(self, limit: int, now: float) -> int:
         """Forget at most ``limit`` events that are past their time; how many."""

@@ -11,9 +11,10 @@ from msgspec.structs import replace
 
 from outlast.chance import SystemChance
 from outlast.clock import SystemClock
-from outlast.errors import DurabilityError, QueueFull, StoreClosed, Unsupported
+from outlast.errors import DurabilityError, QueueFull, StoreClosed, StoreMoved, Unsupported
 from outlast.store import Durability, Feature
 from outlast.stores.memory import ledger
+from outlast.stores.memory.moving import Moved
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -32,7 +33,7 @@ __all__ = ["MemoryStore"]
 _HOUR = 3600.0
 
 
-class MemoryStore:
+class MemoryStore(Moved):
     """One handle on a room. Its calls never suspend but in ``wait`` and ``finished``.
 
     Handles in several threads, each with a loop of its own, may share a room.
@@ -97,7 +98,7 @@ class MemoryStore:
         return self.add_now(jobs, capacity)
 
     def add_now(self, jobs: Sequence[Job], capacity: int | None = None) -> Sequence[Added]:
-        with self._entered() as room:
+        with self._entered(changing=True) as room:
             try:
                 return room.add(jobs, capacity, self._clock.now())
             except QueueFull:
@@ -138,7 +139,7 @@ class MemoryStore:
         newest: bool,
     ) -> Sequence[Claim]:
         with self._entered() as room:
-            if limit <= 0:
+            if limit <= 0 or room.departure is not None:
                 return []
             until = self._clock.monotonic() + lease
             now, token = self._clock.now(), self._chance.token
@@ -170,7 +171,7 @@ class MemoryStore:
             return room.recover_worker(worker, cause, self._clock.now())
 
     async def prune(self, limit: int) -> int:
-        with self._entered() as room:
+        with self._entered(changing=True) as room:
             return room.prune(limit, self._clock.now())
 
     async def wait(self, queues: Sequence[str], timeout: float, *, space: bool = False) -> None:
@@ -225,15 +226,15 @@ class MemoryStore:
             )
 
     async def cancel(self, ids: Sequence[str]) -> Sequence[Cancelled]:
-        with self._entered() as room:
+        with self._entered(changing=True) as room:
             return ledger.cancel(room.table, ids, self._clock.now())
 
     async def revive(self, ids: Sequence[str]) -> Sequence[bool]:
-        with self._entered() as room:
+        with self._entered(changing=True) as room:
             return ledger.revive(room.table, ids, self._clock.now())
 
     async def purge(self, queue: str, status: Sequence[Status], *, dry_run: bool = False) -> int:
-        with self._entered() as room:
+        with self._entered(changing=True) as room:
             return ledger.purge(room.table, queue, status, dry_run=dry_run)
 
     async def finished(self, ids: Sequence[str], timeout: float) -> Sequence[Job]:
@@ -267,7 +268,7 @@ class MemoryStore:
             return room.remember(claim, step, self._clock.now())
 
     async def emit(self, event: str, payload: bytes, keep: float) -> bool:
-        with self._entered() as room:
+        with self._entered(changing=True) as room:
             return room.deeds.emit(event, payload, keep, self._clock.now())
 
     async def event(self, event: str) -> bytes | None:
@@ -305,9 +306,15 @@ class MemoryStore:
         return ("close", str(id(self)))
 
     @contextmanager
-    def _entered(self) -> Iterator[Room]:
+    def _entered(self, *, changing: bool = False) -> Iterator[Room]:
+        """``changing``: not when the jobs have been moved elsewhere."""
         self._check_open()
         with self._room.lock:
+            mark = self._room.departure
+            if changing and mark is not None and mark.stage != "draining":
+                raise StoreMoved(
+                    f"the jobs of {self.url} were moved to {mark.to}, or are on their way: use that"
+                )
             yield self._room
 
     def _check_open(self) -> None:

@@ -90,6 +90,28 @@ class Table:
         row.line.counts[Status.QUEUED] += 1
         self._put(row, now)
 
+    def take_in(self, job: Job, now: float) -> None:
+        """A job of another store, as it stands; it isn't running. Keys come apart from jobs."""
+        lane = None
+        if job.lane is not None and not job.status.ended:
+            lane = self.lanes.setdefault(job.lane, Lane())
+            lane.live += 1
+        row = Row(job, self._next(), self._line(job), lane)
+        self.rows[job.id] = row
+        row.line.counts[job.status] += 1
+        if not job.status.ended:
+            if lane is not None and job.attempt and lane.holder is None:
+                lane.holder = row
+            self._put(row, now)
+        elif job.status is not Status.DEAD and job.keep is not None:
+            self._endings.push(((job.finished_at or now) + job.keep, row.seq), row)
+
+    def hold_key(self, key: Key, id: str, digest: bytes, until: float | None) -> None:
+        """Let a job hold a key that is free, or be remembered for it."""
+        entry = self.keys[key] = KeyEntry(id, digest, until)
+        if until is not None:
+            heappush(self._fading, (until, self._next(), key, entry))
+
     def key(self, task: str | None, key: str, now: float) -> KeyEntry | None:
         """Who holds a key, if anybody does or is still remembered for it."""
         entry = self.keys.get((task, key))

@@ -7,9 +7,12 @@ import errno
 import apsw
 import msgspec
 
-from outlast.errors import StoreDamaged, StoreError, StoreFull, StoreUnavailable
+from outlast.errors import StoreDamaged, StoreError, StoreFull, StoreMoved, StoreUnavailable
 
-__all__ = ["OF_ONE_CALL", "UNREADABLE", "Doubtful", "is_full", "mapped"]
+__all__ = ["MOVED", "OF_ONE_CALL", "UNREADABLE", "Doubtful", "is_full", "mapped"]
+
+MOVED = "moved: "
+"""How the errors begin that the triggers of a moved store raise."""
 
 OF_ONE_CALL = (apsw.SQLError, apsw.ConstraintError, apsw.MismatchError, apsw.TooBigError)
 """Errors that tell of one statement and its data, and nothing of the file."""
@@ -41,6 +44,10 @@ def mapped(error: Exception, path: str) -> StoreError:
         return StoreUnavailable(f"{path} stays locked by another process ({error})")
     if isinstance(error, apsw.ReadOnlyError | apsw.PermissionsError):
         return StoreUnavailable(f"{path} can't be written: {error}")
+    if isinstance(error, apsw.ConstraintError) and MOVED in str(error):
+        # By a trigger; see the module on moving.
+        to = str(error).partition(MOVED)[2]
+        return StoreMoved(f"the jobs of {path} were moved to {to}, or are on their way: use that")
     return StoreUnavailable(f"{path}: {error}")
 
 

@@ -11,6 +11,8 @@ from outlast.stores.sqlite.rows import (
     DAMAGE,
     HEAD,
     TAIL,
+    crc,
+    dump,
     fetch,
     job_from,
     listed,
@@ -33,6 +35,7 @@ _JOB = (
 _SPACE = "SELECT id FROM spaces WHERE name = ?"
 _LINES = "SELECT id, queue, task FROM lines WHERE space = ?"
 _BY_IDS = _JOB + " WHERE space = ? AND id IN (SELECT value FROM json_each(?))"
+_BY_PLACE = _JOB + " WHERE seq IN (SELECT value FROM json_each(?)) ORDER BY seq"
 _AFTER = "SELECT seq FROM jobs WHERE id = ? AND space = ?"
 _ENDED = "SELECT id, state > 3 FROM jobs WHERE space = ? AND id IN (SELECT value FROM json_each(?))"
 _COUNTS = (
@@ -87,6 +90,14 @@ class Reads:
         rows = fetch(self.connection, _BY_IDS, self.space(), listed(ids))
         jobs = {job.id: job for job in map(self._job, rows)}
         return [jobs.get(identifier) for identifier in ids]
+
+    def by_place(self, seqs: Sequence[int]) -> list[tuple[Job, bool]]:
+        """The jobs of these rows, in their order, and whether the bytes are those once stored."""
+        found = []
+        for row in fetch(self.connection, _BY_PLACE, dump(seqs).decode()):
+            job = self._job(row)
+            found.append((job, crc(row[2], row[1], row[3], row[6]) == row[4]))
+        return found
 
     def find(
         self,

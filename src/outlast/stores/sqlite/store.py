@@ -34,6 +34,7 @@ from outlast.stores.sqlite.forks import Forks
 from outlast.stores.sqlite.joined import Joinable
 from outlast.stores.sqlite.ledger import Reads
 from outlast.stores.sqlite.moves import Moves
+from outlast.stores.sqlite.moving import Moved
 from outlast.stores.sqlite.op import Op
 from outlast.stores.sqlite.reader import Reader
 from outlast.stores.sqlite.steps import Stepped
@@ -55,7 +56,7 @@ __all__ = ["SqliteStore"]
 T = TypeVar("T")
 
 
-class SqliteStore(Stepped, Joinable):
+class SqliteStore(Stepped, Joinable, Moved):
     """Jobs in one file on this machine."""
 
     features = ~Feature(0)
