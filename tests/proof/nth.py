@@ -28,7 +28,7 @@ from tests.proof.vfs import Op, OpKind, ShortWrite, io_error, watched
 from outlast.errors import StoreError
 from outlast.job import Status
 from outlast.store import Durability
-from outlast.stores.sqlite import files, schema, writer
+from outlast.stores.sqlite import files, log, schema
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -147,7 +147,7 @@ def _any_place_will_do() -> Iterator[None]:
     best = Durability.POWER, ""
     with (
         mock.patch.object(files, "path_durability", return_value=best),
-        mock.patch.object(writer, "CHECKPOINT_PAGES", 12),
+        mock.patch.object(log, "CHECKPOINT_PAGES", 12),
     ):
         yield
 

@@ -30,7 +30,7 @@ from tests.proof.vfs import Op, Tape, watched
 
 from outlast.chance import SeededChance
 from outlast.store import Durability
-from outlast.stores.sqlite import schema, writer
+from outlast.stores.sqlite import log, schema
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -96,7 +96,7 @@ def record(
     # A checkpoint each few pages: the moments around one are those that can hurt.
     with (
         watched("proof-tape", tape) as vfs,
-        mock.patch.object(writer, "CHECKPOINT_PAGES", checkpoint_pages),
+        mock.patch.object(log, "CHECKPOINT_PAGES", checkpoint_pages),
     ):
         asyncio.run(life(vfs))
     return tape

@@ -139,7 +139,7 @@ def fill_without_a_look(point: str) -> None:
     look = files.Ballast.room
     files.Ballast.room = lambda self, pending: True  # type: ignore[method-assign]
     try:
-        store.add_now([job(payload=PAYLOAD) for _ in range(1500)])
+        store.add_now([job(payload=PAYLOAD) for _ in range(6000)])
     except StoreFull as error:
         say(str(error))
     files.Ballast.room = look  # type: ignore[method-assign]
@@ -273,6 +273,33 @@ async def test_only_what_is_new_is_refused(db: Path, no_room: Callable[[bool], N
     await store.add([job("d")])
     await store.close()
     assert not issubclass(StoreFull, EnqueueUncertain)
+
+
+async def test_what_the_log_wrote_over_again_and_again_is_not_counted_as_growth(
+    db: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = SqliteStore(str(db))
+    await store.open()
+    await store.add([job("a"), job("b")])
+    [claim] = await store.claim(["default"], [None], 1, 60, "w")
+    while log_size(db) < 4 << 20:
+        assert await store.renew([claim], 60) == []
+    real = os.statvfs
+
+    def look(path: Any) -> Any:
+        found = real(path)
+        free = (files.BALLAST + (1 << 20)) // found.f_frsize  # less than the log holds
+        return os.statvfs_result((*found[:4], free, *found[5:]))
+
+    monkeypatch.setattr(writer, "GLANCE", 0.0)
+    monkeypatch.setattr(os, "statvfs", look)
+    await store.add([job("c")])
+    assert store.depth_now("default").ready == 2
+    await store.close()
+
+
+def log_size(db: Path) -> int:
+    return Path(f"{db}-wal").stat().st_size
 
 
 def open_without_a_byte(point: str) -> None:

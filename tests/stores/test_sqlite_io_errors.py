@@ -13,7 +13,7 @@ from tests.proof.vfs import Op, OpKind, io_error, watched
 
 from outlast.errors import EnqueueUncertain, StoreDamaged, StoreFull, StoreUnavailable
 from outlast.job import done
-from outlast.stores.sqlite import schema, writer
+from outlast.stores.sqlite import log, schema
 from outlast.stores.sqlite.op import Op as Call
 from outlast.stores.sqlite.store import SqliteStore
 
@@ -222,7 +222,7 @@ async def test_damage_found_while_opening_again_stops_it(
 async def test_a_failing_copy_of_the_log_loses_nothing(
     store: SqliteStore, disk: Disk, monkeypatch: pytest.MonkeyPatch, kind: OpKind
 ) -> None:
-    monkeypatch.setattr(writer, "CHECKPOINT_PAGES", 1)
+    monkeypatch.setattr(log, "CHECKPOINT_PAGES", 1)
     await store.add([job("a")])
 
     def before(op: Op) -> None:

@@ -13,7 +13,7 @@ from tests.conformance.steps import job
 from tests.stores.children import Child, listen, say
 
 from outlast.job import done
-from outlast.stores.sqlite import schema, writer
+from outlast.stores.sqlite import log, schema
 
 if TYPE_CHECKING:
     from tests.stores.conftest import Opener
@@ -31,11 +31,11 @@ LIMIT = PAGES * 4096
 @pytest.fixture(autouse=True)
 def _all_is_smaller(monkeypatch: pytest.MonkeyPatch) -> None:
     """A sixteenth and less of what it is in life, so that little has to be written."""
-    assert schema.LOG_BYTES <= 2 * writer.CHECKPOINT_PAGES * 4096 * 1.1
-    assert writer.RESTART_PAGES >= 4 * writer.CHECKPOINT_PAGES
+    assert schema.LOG_BYTES <= 2 * log.CHECKPOINT_PAGES * 4096 * 1.1
+    assert log.RESTART_PAGES >= 4 * log.CHECKPOINT_PAGES
     monkeypatch.setattr(schema, "LOG_BYTES", 2 * LIMIT)
-    monkeypatch.setattr(writer, "CHECKPOINT_PAGES", PAGES)
-    monkeypatch.setattr(writer, "RESTART_PAGES", 16 * PAGES)
+    monkeypatch.setattr(log, "CHECKPOINT_PAGES", PAGES)
+    monkeypatch.setattr(log, "RESTART_PAGES", 16 * PAGES)
 
 
 def log_size(db: Path) -> int:
@@ -137,7 +137,7 @@ def test_many_readers_that_overlap_do_not_keep_it_growing(
     db: Path, opened: Opener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """There is always somebody reading: past a size it is waited for a moment without."""
-    monkeypatch.setattr(writer, "RESTART_PAGES", 2 * PAGES)
+    monkeypatch.setattr(log, "RESTART_PAGES", 2 * PAGES)
     store = opened(db)
     store.add_now([job("first")])
     children = [Child(read_in_turns, path=str(db)) for _ in range(2)]

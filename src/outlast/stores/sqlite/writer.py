@@ -12,7 +12,7 @@ import logging
 import threading
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import apsw
 
@@ -30,6 +30,7 @@ from outlast.stores.replies import deliver
 from outlast.stores.sqlite import schema
 from outlast.stores.sqlite.faults import OF_ONE_CALL, UNREADABLE, Doubtful, is_full, mapped
 from outlast.stores.sqlite.forks import Gate
+from outlast.stores.sqlite.log import Log
 from outlast.stores.sqlite.mend import mend
 from outlast.stores.sqlite.moves import Careful, Moves
 from outlast.stores.sqlite.op import by_model, by_patience, fail, parts_of
@@ -48,6 +49,8 @@ __all__ = ["Writer"]
 
 _log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 GROUP = 2000
 """Rows in one transaction, roughly: beyond that the others have waited long enough."""
 GLANCE = 0.02
@@ -56,11 +59,6 @@ a commit. After it, and before it is answered, they are looked at each time."""
 LOCK_WAIT = 30.0
 AWAKE = 1.0
 """Seconds of one turn of that wait at most: what took longer was stopped, or its machine was."""
-PAGE = 4096
-CHECKPOINT_PAGES = 2000
-"""Pages of log after which it is copied into the database: 8 MiB."""
-RESTART_PAGES = 16 * CHECKPOINT_PAGES
-"""Pages of log after which we wait for readers so as to start the log anew."""
 STRIKES = 3
 """I/O errors in a row after which the store is given up until it is opened again."""
 
@@ -96,8 +94,7 @@ class Writer:
         self._closing = self._ended = False
         self._broken: StoreError | None = None
         self._strikes = 0
-        self._pages = 0
-        self._checkpointed = 0
+        self._log = Log(ballast)
         self._room_until = self._seen_until = 0.0
         self._now_synchronous = self._synchronous
         self._connection = self._open()
@@ -109,7 +106,7 @@ class Writer:
 
     def _open(self) -> apsw.Connection:
         connection = self._connect()
-        connection.set_wal_hook(self._logged)
+        self._log.watch(connection)
         self._now_synchronous = self._synchronous
         self._moves.attach(connection)
         return connection
@@ -196,9 +193,11 @@ class Writer:
         if self._broken is not None:
             fail(group, self._broken)
         elif self._sound:
-            group = self._refuse_if_full(group)
-            if group:
-                self._write(group)
+            left = self._refuse_if_full(group)
+            if left is None:
+                self._serve(group)
+            elif left:
+                self._write(left)
 
     def _write(self, group: list[Op[Any]]) -> None:
         try:
@@ -218,8 +217,7 @@ class Writer:
             self._strikes = 0
             self._tell(group, news)
             self._turn.yield_to_others()
-            if self._pages - self._checkpointed >= CHECKPOINT_PAGES:
-                self._checkpoint()
+            self._on_log(self._log.copy_if_due)
 
     def _tell(self, group: Sequence[Op[Any]], news: int) -> None:
         """Answer. Who waited for what the others have brought comes first: there is work to do."""
@@ -243,18 +241,22 @@ class Writer:
         self._broken.__cause__ = error
         fail([op for op in group if not op.told], self._broken, uncertain=True)
 
-    def _refuse_if_full(self, group: list[Op[Any]]) -> list[Op[Any]]:
-        """Without room, new jobs are refused, so that those accepted can be settled; the rest."""
+    def _refuse_if_full(self, group: list[Op[Any]]) -> list[Op[Any]] | None:
+        """Without room, new jobs are refused, so that those accepted can be settled; the rest.
+
+        None if the look at it cost the connection.
+        """
         adds = [op for op in group if op.jobs is not None]
         now = time.monotonic()
         if not adds or now < self._room_until:
             return group
-        pending = max(0, self._pages - self._checkpointed) * PAGE
         error: StoreUnavailable
         try:
-            if self._ballast.room(pending):
+            if self._on_log(self._log.has_room):
                 self._room_until = now + GLANCE
                 return group
+            if not self._sound:
+                return None
             error = StoreFull(
                 f"the disk of {self._path} is nearly full; new jobs are refused so that those"
                 " accepted can be settled. Nothing was stored"
@@ -394,28 +396,18 @@ class Writer:
         adds = [op for op in group if op.jobs is not None]
         rest = [op for op in group if op.jobs is None]
         fail(adds, ours)
-        if rest and (self._ballast.drop() or self._start_log_anew()):
+        if rest and (self._ballast.drop() or self._on_log(self._log.start_anew)):
             self._serve(rest)
         else:
             fail(rest, ours)
 
-    def _start_log_anew(self) -> bool:
-        """All of it copied, the log is written from its start again and takes no more room."""
-        if not self._pages:
-            return False
-        # Whatever comes of it, it is not tried again before something was committed.
-        self._pages = self._checkpointed = 0
+    def _on_log(self, act: Callable[[], T]) -> T | None:
+        """What the act gives; None if it failed in a way that costs the connection."""
         try:
-            self._connection.set_busy_timeout(500)
-            self._copy_log(apsw.SQLITE_CHECKPOINT_RESTART)
-            self._connection.set_busy_timeout(0)
-        except apsw.BusyError:
-            return False
+            return act()
         except apsw.Error as error:
-            if not is_full(error, self._connection):
-                self._lose(mapped(error, self._path))
-            return False
-        return True
+            self._lose(mapped(error, self._path))
+            return None
 
     def _lose(self, cause: StoreError) -> None:
         """Never go on with a connection that saw an I/O error: what it believes may be untrue."""
@@ -459,39 +451,3 @@ class Writer:
             fail(group, ours)
         except StoreError as error:
             self._broken = error
-
-    # -- the log
-
-    def _logged(self, _connection: apsw.Connection, _name: str, pages: int) -> int:
-        if pages < self._pages:
-            self._checkpointed = 0
-        self._pages = pages
-        return apsw.SQLITE_OK
-
-    def _checkpoint(self) -> None:
-        """Copy the log into the database; if readers keep it from starting anew, wait for them."""
-        mode = apsw.SQLITE_CHECKPOINT_PASSIVE
-        if self._pages >= RESTART_PAGES:
-            mode = apsw.SQLITE_CHECKPOINT_RESTART
-            self._connection.set_busy_timeout(500)
-        try:
-            self._copy_log(mode)
-        except apsw.BusyError:
-            pass
-        except apsw.Error as error:
-            if not is_full(error, self._connection):
-                self._lose(mapped(error, self._path))
-                return
-        finally:
-            with contextlib.suppress(apsw.Error):
-                self._connection.set_busy_timeout(0)
-        self._checkpointed = self._pages
-
-    def _copy_log(self, mode: int) -> None:
-        """Copy it, into the room that the ballast takes if there is no other."""
-        try:
-            self._connection.wal_checkpoint(mode=mode)
-        except apsw.Error as error:
-            if not (is_full(error, self._connection) and self._ballast.drop()):
-                raise
-            self._connection.wal_checkpoint(mode=mode)
