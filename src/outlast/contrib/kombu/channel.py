@@ -1,0 +1,342 @@
+"""A channel: where kombu publishes, consumes and acknowledges, on the store of its process."""
+
+from __future__ import annotations
+
+from collections import deque
+from concurrent.futures import wait
+from typing import TYPE_CHECKING, Any
+
+from kombu.exceptions import OperationalError
+from kombu.transport import virtual
+from kombu.transport.base import to_rabbitmq_queue_arguments
+
+from outlast.contrib.kombu.batch import PublishBatch
+from outlast.contrib.kombu.calls import finish
+from outlast.contrib.kombu.messages import delivered, encode, job_for
+from outlast.contrib.kombu.names import our_name
+from outlast.limits import MAX_PRIORITY
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from concurrent.futures import Future
+
+    from outlast.contrib.kombu.shared import Shared
+    from outlast.job import Claim, Job
+
+__all__ = ["Channel"]
+
+WINDOW = 100
+"""Messages taken at once by a consumer that sets no limit."""
+
+
+class QoS(virtual.QoS):
+    """What was delivered on one channel and not acknowledged. Acks come from any thread."""
+
+    def ack(self, delivery_tag: str) -> None:
+        self.channel.shared.hands.done(delivery_tag)
+        super().ack(delivery_tag)
+        self.channel.has_room()
+
+    def reject(self, delivery_tag: str, requeue: bool = False) -> None:
+        if not requeue:
+            self.channel.shared.hands.bury(delivery_tag, "the consumer rejected the message")
+        super().reject(delivery_tag, requeue=requeue)
+        if requeue:
+            self.channel.shared.hands.flush()  # whoever looks next is to find it
+        self.channel.has_room()
+
+
+class Channel(virtual.Channel):
+    """Messages are durable when ``basic_publish`` returns, in all their queues or in none."""
+
+    QoS = QoS
+    supports_fanout = True
+    supports_batch_publish = True
+    body_encoding = None
+    max_priority = MAX_PRIORITY
+
+    def __init__(self, connection: Any, **kwargs: Any) -> None:
+        super().__init__(connection, **kwargs)
+        self._no_ack: set[str] = set()
+        self._fleeting: set[str] = set()
+        self._ready: deque[Claim] = deque()
+        self._claiming: Future[Sequence[Claim]] | None = None
+        self._asked = 0
+        self._more = True
+
+    @property
+    def shared(self) -> Shared:
+        shared: Shared = self.connection.shared
+        return shared
+
+    # -- publishing
+
+    def basic_publish(
+        self, message: dict[str, Any], exchange: str, routing_key: str, **kwargs: Any
+    ) -> None:
+        self.shared.add(self.jobs(message, exchange, routing_key))
+
+    def jobs(
+        self, message: dict[str, Any], exchange: str, routing_key: str, **kwargs: Any
+    ) -> list[Job]:
+        """The message once for each queue that it goes to.
+
+        Raises ``OperationalError`` for a task that no queue would get: it would be lost.
+        """
+        self._inplace_augment_message(message, exchange, routing_key)
+        queues = sorted(self._lookup(exchange, routing_key)) if exchange else [routing_key]
+        if not queues and "task" in (message.get("headers") or {}):
+            raise OperationalError(
+                f"task {message['headers']['task']} was not sent: no queue is bound to exchange "
+                f"{exchange!r} with routing key {routing_key!r}"
+            )
+        return self._jobs(message, queues)
+
+    def _jobs(self, message: dict[str, Any], queues: Sequence[str]) -> list[Job]:
+        shared, payload = self.shared, encode(message)
+        now, new_id, time_to_live = (
+            shared.clock.now(), shared.chance.uuid7, shared.places.time_to_live
+        )  # fmt: skip
+        return [
+            job_for(new_id(), queue, message, payload, now, time_to_live(queue)) for queue in queues
+        ]
+
+    def create_publish_batch(self, max_size: int) -> PublishBatch:
+        """What ``Producer.batch()`` uses: so many messages in one commit."""
+        return PublishBatch(self, max_size)
+
+    def encode_body(self, body: Any, encoding: str | None = None) -> Any:
+        """Text is stored as it is; only bytes need a form that JSON has."""
+        if encoding is None and isinstance(body, bytes | bytearray | memoryview):
+            body, encoding = bytes(body), "base64"
+        return super().encode_body(body, encoding)
+
+    def _put(self, queue: str, message: dict[str, Any], **kwargs: Any) -> None:
+        self.shared.add(self._jobs(message, [queue]))
+
+    # -- exchanges, queues and bindings: declared by one process, known to all
+
+    def exchange_declare(
+        self,
+        exchange: str | None = None,
+        type: str = "direct",
+        durable: bool = False,
+        auto_delete: bool = False,
+        arguments: Any = None,
+        nowait: bool = False,
+        passive: bool = False,
+    ) -> None:
+        name = exchange or f"amq.{type or 'direct'}"
+        if passive and self.shared.places.exchange_kind(name) is not None:
+            return
+        super().exchange_declare(exchange, type, durable, auto_delete, arguments, nowait, passive)
+        self.shared.places.declare_exchange(name, type or "direct")
+
+    def exchange_delete(self, exchange: str, if_unused: bool = False, nowait: bool = False) -> None:
+        self.shared.places.delete_exchange(exchange)
+        self.state.exchanges.pop(exchange, None)
+        for queue, bound_to, key in list(self.state.bindings):
+            if bound_to == exchange:
+                self.state.binding_delete(queue, bound_to, key)
+
+    def typeof(self, exchange: str, default: str = "direct") -> Any:
+        known = exchange in self.state.exchanges
+        kind = None if known else self.shared.places.exchange_kind(exchange)
+        return self.exchange_types[kind] if kind else super().typeof(exchange, default)
+
+    def get_table(self, exchange: str) -> list[tuple[str, str | None, str]]:
+        return self.shared.places.table(exchange)
+
+    def list_bindings(self) -> Any:
+        return [
+            (queue, exchange, key)
+            for exchange in self.shared.places.exchanges()
+            for key, _, queue in self.get_table(exchange)
+        ]
+
+    def _queue_bind(self, exchange: str, routing_key: str, pattern: Any, queue: str) -> None:
+        self.shared.places.bind(exchange, routing_key, pattern, queue)
+
+    def queue_unbind(
+        self,
+        queue: str,
+        exchange: str | None = None,
+        routing_key: str = "",
+        arguments: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        exchange = exchange or "amq.direct"
+        self.state.binding_delete(queue, exchange, routing_key)
+        self.shared.places.unbind(exchange, routing_key, queue)
+
+    def prepare_queue_arguments(self, arguments: Any, **kwargs: Any) -> Any:
+        return to_rabbitmq_queue_arguments(arguments, **kwargs)
+
+    def _new_queue(self, queue: str, **options: Any) -> None:
+        wanted = ("durable", "auto_delete", "exclusive", "arguments")
+        if options.get("auto_delete"):
+            self._fleeting.add(queue)
+        self.shared.places.declare_queue(queue, {name: options.get(name) for name in wanted})
+
+    def _has_queue(self, queue: str, **kwargs: Any) -> bool:
+        return self.shared.places.queue(queue) is not None
+
+    def queue_delete(
+        self, queue: str, if_unused: bool = False, if_empty: bool = False, **kwargs: Any
+    ) -> None:
+        if if_empty and self._size(queue):
+            return
+        self.shared.places.delete_queue(queue)
+        self.state.queue_bindings_delete(queue)
+        self._purge(queue)
+
+    def _size(self, queue: str) -> int:
+        return self.shared.store.depth_now(our_name(queue)).queued
+
+    def _purge(self, queue: str) -> int:
+        return finish(self.shared.places.purge(self.shared.store, queue))
+
+    # -- consuming
+
+    def basic_consume(
+        self,
+        queue: str,
+        no_ack: bool,
+        callback: Callable[[Any], Any],
+        consumer_tag: str,
+        **kwargs: Any,
+    ) -> None:
+        if no_ack:
+            self._no_ack.add(queue)
+        super().basic_consume(queue, no_ack, callback, consumer_tag, **kwargs)
+        self.shared.hands.consumes(queue)
+        self._more = True
+        self.connection.ear.ring()
+
+    def basic_cancel(self, consumer_tag: str) -> None:
+        queue = self._tag_to_queue.get(consumer_tag)
+        super().basic_cancel(consumer_tag)
+        if queue is None or not self.connection.mine:
+            return
+        self.shared.hands.consumes_no_more(queue)
+        if queue not in self._active_queues:
+            self._no_ack.discard(queue)
+            self._give_back(our_name(queue))
+            if queue in self._fleeting:
+                self._fleeting.discard(queue)
+                self.queue_delete(queue)
+
+    def basic_get(self, queue: str, no_ack: bool = False, **kwargs: Any) -> Any:
+        claims = self.shared.hands.claim([our_name(queue)], 1).result()
+        raw = self._message(claims[0]) if claims else None
+        if raw is None:
+            return None
+        message = self.Message(raw, channel=self)
+        if no_ack:
+            self.shared.hands.done(message.delivery_tag)
+        else:
+            self.qos.append(message, message.delivery_tag)
+        return message
+
+    def _restore(self, message: Any) -> None:
+        self.shared.hands.give_back(message.delivery_tag)
+
+    def close(self) -> None:
+        if self.closed:
+            return
+        transport = self.connection
+        if not transport.mine:
+            # In a forked child: what this channel holds is its parent's.
+            self._ready.clear()
+            self._fleeting.clear()
+            self._consumers.clear()
+            self._claiming = self._qos = None
+        super().close()
+        if transport.mine:
+            transport.shared.hands.flush()
+
+    # -- claims: begun here, and delivered when they have come, so that no event loop waits
+
+    @property
+    def urgent(self) -> bool:
+        """Whether it serves remote control and the like, which goes before tasks."""
+        return bool(self._no_ack)
+
+    @property
+    def wants(self) -> list[str]:
+        """Our names of the queues it consumes from."""
+        return [our_name(queue) for queue in self._active_queues]
+
+    @property
+    def claiming(self) -> bool:
+        return self._claiming is not None
+
+    def heard(self) -> None:
+        """There may be something new."""
+        self._more = True
+
+    def has_room(self) -> None:
+        """Something was acknowledged, in whatever thread."""
+        if self._active_queues and (self._more or self._ready):
+            self.connection.ear.ring()
+
+    def fetch(self) -> bool:
+        """Begin a claim, if there is room and may be something; whether it knows of nothing."""
+        if self._claiming is not None or not self._active_queues:
+            return False
+        room = self._room()
+        if self._more and room > 0:
+            self._asked = room
+            self._claiming = self.shared.hands.claim(self.wants, room)
+            self._claiming.add_done_callback(self.connection.ear.ring)
+        return not self._more
+
+    def collect(self) -> None:
+        """Take over what the claim has brought, if it is there. Raises what kept it from it."""
+        claiming = self._claiming
+        if claiming is not None and claiming.done():
+            self._claiming = None
+            claims = claiming.result()
+            self._more = len(claims) >= self._asked
+            self._ready.extend(claims)
+
+    def deliver(self) -> bool:
+        """Hand one message to its consumer; False if there is none, or no room for it."""
+        while self._ready and (self.urgent or self.qos.can_consume()):
+            claim = self._ready.popleft()
+            queue = next((q for q in self._active_queues if our_name(q) == claim.job.queue), None)
+            if queue is None or queue not in self.connection._callbacks:
+                self.shared.hands.give_back(claim.receipt.hex(), started=False)
+                continue
+            raw = self._message(claim)
+            if raw is not None:
+                if queue in self._no_ack:
+                    self.shared.hands.done(claim.receipt.hex())
+                self.connection._deliver(raw, queue)
+                return True
+        return False
+
+    def _room(self) -> int:
+        estimate = None if self.urgent else self.qos.can_consume_max_estimate()
+        return (WINDOW if estimate is None else estimate) - len(self._ready)
+
+    def _message(self, claim: Claim) -> dict[str, Any] | None:
+        """The message of a claim, or None if it is none: then it is kept among the dead."""
+        hands = self.shared.hands
+        tag = hands.deliver(claim)
+        try:
+            return delivered(claim, tag)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            hands.bury(tag, f"this is no message of kombu: {error!r}", kind="undecodable")
+            return None
+
+    def _give_back(self, name: str) -> None:
+        """What was claimed from this queue and not delivered."""
+        if self._claiming is not None:
+            wait([self._claiming])
+            self.collect()
+        kept = [claim for claim in self._ready if claim.job.queue != name]
+        for claim in self._ready:
+            if claim.job.queue == name:
+                self.shared.hands.give_back(claim.receipt.hex(), started=False)
+        self._ready = deque(kept)

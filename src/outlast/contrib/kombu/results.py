@@ -1,0 +1,92 @@
+"""Celery's results beside its messages, with counters so that chords need no polling."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from celery.backends.base import KeyValueStoreBackend
+from celery.exceptions import ImproperlyConfigured
+
+from outlast.contrib.kombu.shared import NAMESPACE, Shared
+from outlast.stores import redact
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from outlast.contrib.kombu.shelves import Shelf
+
+__all__ = ["OutlastResults"]
+
+LOOK = 0.05
+"""Seconds between two looks of somebody who waits for a result."""
+
+
+class OutlastResults(KeyValueStoreBackend):
+    """``result_backend="outlast+sqlite:///app.db"``: a result is durable before its task is acked.
+
+    ``result_backend_transport_options`` may have a ``namespace``; without one it is ``celery``.
+    """
+
+    supports_autoexpire = True
+    supports_native_join = True
+    persistent = True
+    implements_incr = True
+
+    def __init__(self, app: Any, url: str | None = None, **kwargs: Any) -> None:
+        super().__init__(app, url=url, **kwargs)
+        self.url = url
+        if not url or url == "outlast":
+            raise ImproperlyConfigured(
+                "result_backend='outlast' doesn't say where: use outlast+sqlite:///path/to/file.db"
+            )
+        options = app.conf.get("result_backend_transport_options") or {}
+        self._namespace = options.get("namespace", NAMESPACE)
+        self._shared: Shared | None = None
+
+    def as_uri(self, include_password: bool = False) -> str:
+        url = self.url or ""
+        return f"outlast+{url if include_password else redact(url)}"
+
+    @property
+    def _shelf(self) -> Shelf:
+        shared = self._shared
+        if shared is None or shared.pid != os.getpid():
+            shared = self._shared = Shared.take(self.url or "", self._namespace)
+            weakref.finalize(self, shared.leave)
+        return shared.shelf
+
+    def get(self, key: str | bytes) -> str | None:
+        return self.mget([key])[0]
+
+    def mget(self, keys: Sequence[str | bytes]) -> list[str | None]:
+        found = self._shelf.get([_name(key) for key in keys])
+        return [None if value is None else value.decode() for value in found]
+
+    def set(self, key: str | bytes, value: str | bytes) -> None:
+        data = value.encode() if isinstance(value, str) else bytes(value)
+        self._shelf.put({_name(key): data}, self.expires or None)
+
+    def delete(self, key: str | bytes) -> None:
+        self._shelf.drop([_name(key)])
+
+    def incr(self, key: str | bytes) -> int:
+        return self._shelf.count(_name(key), self.expires or None)
+
+    def expire(self, key: str | bytes, value: float) -> None:
+        self._shelf.keep([_name(key)], value)
+
+    def wait_for(
+        self,
+        task_id: str,
+        timeout: float | None = None,
+        interval: float = 0.5,
+        no_ack: bool = True,
+        on_interval: Any = None,
+    ) -> Any:
+        return super().wait_for(task_id, timeout, min(interval, LOOK), no_ack, on_interval)
+
+
+def _name(key: str | bytes) -> str:
+    return f"result {key.decode() if isinstance(key, bytes) else key}"

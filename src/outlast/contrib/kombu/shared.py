@@ -1,0 +1,141 @@
+"""The store that all connections of one process to one place share: one writer, one life sign."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import threading
+from typing import TYPE_CHECKING, ClassVar, Protocol, cast
+
+from outlast import lifeline
+from outlast.chance import SystemChance
+from outlast.clock import SystemClock
+from outlast.contrib.kombu.calls import finish
+from outlast.contrib.kombu.hands import LOCAL, Hands
+from outlast.contrib.kombu.places import Places
+from outlast.contrib.kombu.shelves import shelf_of
+from outlast.errors import EnqueueUncertain
+from outlast.store import Direct, Ledger, Store
+from outlast.stores import connect
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from concurrent.futures import Future
+
+    from outlast.job import Claim, Job
+
+__all__ = ["NAMESPACE", "Shared", "Whole"]
+
+_log = logging.getLogger(__name__)
+
+NAMESPACE = "celery"
+
+
+REPEATS = 3
+"""How often a message is added again, under its id, when nobody knows whether it is stored."""
+
+
+class Whole(Store, Direct, Ledger, Protocol):
+    """What the stores are that are good for this."""
+
+
+class Shared:
+    """Opened by the first who takes it, closed when the last has left; in a fork, opened anew."""
+
+    _lock: ClassVar[threading.Lock] = threading.Lock()
+    _open: ClassVar[dict[tuple[int, str, str], Shared]] = {}
+    _watching: ClassVar[bool] = False
+
+    def __init__(self, store: Whole, namespace: str) -> None:
+        self.pid = os.getpid()
+        self.store = store
+        self.clock = SystemClock()
+        self.chance = SystemChance()
+        self._key = (self.pid, store.url, namespace)
+        self._users = 0
+        store.open_now()
+        try:
+            self.shelf = shelf_of(store)
+            self.places = Places(self.shelf)
+            self._recover_the_dead()
+        except BaseException:
+            store.close_now()
+            raise
+        self.hands = Hands(self)
+
+    @classmethod
+    def take(cls, url: str, namespace: str = NAMESPACE) -> Shared:
+        """The store behind a URL, open. Whoever takes it has to ``leave`` it."""
+        store = cast("Whole", connect(url, namespace=namespace))
+        cls._watch()
+        with cls._lock:
+            key = (os.getpid(), store.url, namespace)
+            found = cls._open.get(key)
+            if found is None:
+                found = cls._open[key] = cls(store, namespace)
+            found._users += 1
+            return found
+
+    def leave(self) -> None:
+        """One user less. What was acknowledged is settled before the store is closed."""
+        with Shared._lock:
+            if self.pid != os.getpid() or Shared._open.get(self._key) is not self:
+                return
+            self._users -= 1
+            if self._users == 0:
+                del Shared._open[self._key]
+                self._close()
+
+    def _close(self) -> None:
+        try:
+            self.hands.close()
+        finally:
+            self.store.close_now()
+
+    @classmethod
+    def _watch(cls) -> None:
+        if not cls._watching:
+            cls._watching = True
+            atexit.register(cls._close_all)
+            if hasattr(os, "register_at_fork"):
+                os.register_at_fork(after_in_child=cls._in_child)
+
+    @classmethod
+    def _in_child(cls) -> None:
+        # Another thread may have held it. What is open is the parent's, and stays untouched.
+        cls._lock = threading.Lock()
+
+    @classmethod
+    def _close_all(cls) -> None:
+        with cls._lock:
+            for key, shared in list(cls._open.items()):
+                if shared.pid == os.getpid():
+                    del cls._open[key]
+                    shared._close()
+
+    # -- messages
+
+    def add(self, jobs: Sequence[Job]) -> None:
+        """Store messages, all or none; durable when this returns. Threads share one commit."""
+        for left in reversed(range(REPEATS)):
+            try:
+                self.store.add_now(jobs)
+            except EnqueueUncertain:
+                # Under the same ids it is harmless to do it again.
+                if not left:
+                    raise
+            else:
+                return
+
+    def claim(self, queues: Sequence[str], limit: int) -> Future[Sequence[Claim]]:
+        """Begin to take up to so many messages into this process's hands."""
+        return self.hands.claim(queues, limit)
+
+    def _recover_the_dead(self) -> None:
+        """Put back what dead processes of this machine held; SQLite's ``open`` did it already."""
+        folder = self.store.lifelines
+        if folder is not None and not self.store.url.startswith(LOCAL):
+            for worker, cause in lifeline.dead(folder):
+                finish(self.store.recover_worker(worker, cause))
+                lifeline.forget(folder, worker)

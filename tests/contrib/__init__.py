@@ -1,0 +1,1 @@
+"""What joins outlast to other frameworks."""
