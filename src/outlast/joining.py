@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["MOST", "Transaction", "joined_here"]
 
 MOST = 5.0
-"""Seconds that a transaction may take, and half the lease: nobody else can write meanwhile."""
+"""Seconds that a transaction may take, and half the lease: others wait for what it has locked."""
 
 _here: contextvars.ContextVar[Transaction | None] = contextvars.ContextVar(
     "outlast.transaction", default=None
@@ -72,7 +72,7 @@ class Transaction:
         return self
 
     async def execute(self, text: str, values: Any = ()) -> list[Any]:
-        """Run one statement of your own, in the store's file; its rows.
+        """Run one statement of your own, in the store's file or database; its rows.
 
         The connection is outlast's, or the one that was given to ``transaction``.
         """

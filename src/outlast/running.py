@@ -197,16 +197,17 @@ class Current:
     def transaction(self, conn: Any = None) -> Transaction:
         """Commit rows of your own, steps, further jobs and the end of this job as one.
 
-        So the effect happens exactly once. Where the jobs are in SQLite, the rows are in the same
-        file: tables of your own beside outlast's. ``tx.execute(text, values)`` runs a statement,
-        ``tx.result`` is what the job will have returned; what is enqueued, emitted or done as a
+        So the effect happens exactly once. The rows are in the store's own file (SQLite) or
+        database (PostgreSQL): tables of your own beside outlast's. ``tx.execute(text, values)``
+        runs a statement, ``tx.result`` is what the job will have returned; what is enqueued,
+        emitted or done as a
         step inside is part of it. At the end of the block all of it is committed, if the job is
         still ours: else nothing is, and ``LeaseLost`` is raised. An exception undoes all of it.
         What the task does after the block changes nothing any more.
 
-        ``conn`` is a connection of your own, as for ``app.joined``. Nobody else can write to the
-        file meanwhile, so the block may take 5 seconds, and half the lease, at most:
-        ``TimeoutError`` then. One for a run; only in ``async def`` tasks.
+        ``conn`` is a connection of your own, as for ``app.joined``. Others wait for what you have
+        locked (on SQLite the whole file), so the block may take 5 seconds, and half the lease, at
+        most: ``TimeoutError`` then. One for a run; only in ``async def`` tasks.
 
         >>> async with current().transaction() as tx:
         ...     await tx.execute("UPDATE stock SET n = n - 1 WHERE item = ?", (item,))
@@ -216,8 +217,8 @@ class Current:
         keeper, runnable = self._keeper, self.runnable
         if keeper is None or runnable is None or self.handle is None:
             raise TaskError(
-                "a transaction is there for async def tasks, in a store that has them, such as "
-                "sqlite"
+                "a transaction is there for async def tasks, in a store that has them: sqlite or "
+                "postgresql"
             )
         if self._transaction is not None and (self.committed or self._transaction.is_open):
             raise TaskError("this run has a transaction already: there is one for a run")

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 UNSUPPORTED: dict[str, set[str]] = {
     "memory": {"JOIN", "PROMPT", "backup"},
     "sqlite": set(),
-    "postgresql": {"JOIN", "PROMPT", "backup"},
+    "postgresql": {"PROMPT", "backup"},
     "redis": {"STEPS", "JOIN", "PROMPT", "backup"},
 }
 

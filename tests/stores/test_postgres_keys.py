@@ -88,7 +88,7 @@ async def test_callers_and_claims_at_once(shop: Shop, policy: str) -> None:
 async def test_an_open_transaction_stops_only_who_needs_its_key(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine, "SETTLING", link.SETTLING.replace("'5s'", "'300ms'"))
+    monkeypatch.setattr(engine, "SETTLING", link.SETTLING.replace("'7s'", "'300ms'"))
     store = await shop.open()
     await store.add([Job(id="a", key="k")])
     theirs = await asyncpg.connect(shared(PostgresServer).url())

@@ -80,14 +80,15 @@ class Bell:
         """Tell the others. What can't be told now is found by polling."""
         pending, self._pending = self._pending, {}
         self._rung_at = time.monotonic()
-        parts = [self._me]
-        for name, queues in pending.items():
-            named = sorted(queues) if len(queues) <= MOST_QUEUES else [EVERYWHERE]
-            parts.append(f"{name}:{','.join(named)}")
         try:
-            await link.plain(_RING, self._channel, "|".join(parts))
+            await link.plain(_RING, self._channel, _words(self._me, pending))
         except (StoreError, OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
             _log.info("%s: news could not be told: %s", self._address.shown, type(error).__name__)
+
+    def words(self, news: dict[int, set[str]]) -> str | None:
+        """What a transaction of somebody else's is to tell, us as well; None if it is nothing."""
+        pending = {name: news[kind] for name, kind in _KINDS.items() if news.get(kind)}
+        return _words("", pending) if pending and self._address.notify else None
 
     # -- hearing
 
@@ -161,3 +162,11 @@ class Bell:
             queues: Collection[str] = named.split(",")
             if name in _KINDS:
                 self._news.heard(_KINDS[name], queues)
+
+
+def _words(sender: str, pending: dict[str, set[str]]) -> str:
+    parts = [sender]
+    for name, queues in pending.items():
+        named = sorted(queues) if len(queues) <= MOST_QUEUES else [EVERYWHERE]
+        parts.append(f"{name}:{','.join(named)}")
+    return "|".join(parts)

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import threading
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from outlast.errors import EnqueueUncertain, OutlastError, StoreClosed
@@ -43,6 +44,8 @@ T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
+SPARE = 4
+"""Connections kept for the next transactions of users."""
 GROUP = 2000
 """Rows in one transaction, roughly: beyond that the others have waited long enough."""
 COMPACT_EVERY = 500
@@ -64,6 +67,7 @@ class Engine:
         check: Callable[[Connection], Awaitable[None]],
     ) -> None:
         self._address = address
+        self._names = names
         self._news = news
         self._settling = SETTLING.format(commit=commit)
         self._waiting: deque[Op[Any]] = deque()
@@ -73,7 +77,10 @@ class Engine:
         self._asleep = False
         self._awake = threading.Event()
         self._loop = asyncio.new_event_loop()
-        lines = Lines()
+        self.lines = lines = Lines()
+        self._spare: list[Link] = []
+        self._make = partial(Link, address, names, lines, clock, "lent")
+        self._check = check
         self._writing = Link(address, names, lines, clock, "writing")
         self._reading = Link(address, names, lines, clock, "reading")
         self.bell = Bell(address, names.schema, me, self._reading, news)
@@ -117,6 +124,28 @@ class Engine:
         if not self._closing:
             self._loop.call_soon_threadsafe(self.bell.listen)
 
+    def tell(self, news: dict[int, set[str]]) -> None:
+        """Something was committed on another connection than ours."""
+        if not self._closing:
+            self._loop.call_soon_threadsafe(self._tell, news)
+
+    async def elsewhere(self, work: Coroutine[Any, Any, T]) -> T:
+        """Have it done in the store's own loop; cancelled, it has been cancelled there."""
+        if self._closing:
+            work.close()
+            raise StoreClosed("the store is closed")
+        done = self._call(work)
+        found: T = await asyncio.wrap_future(done)
+        return found
+
+    def blocking(self, work: Coroutine[Any, Any, T]) -> T:
+        """The same for callers without an event loop; blocks."""
+        if self._closing:
+            work.close()
+            raise StoreClosed("the store is closed")
+        found: T = self._call(work).result()
+        return found
+
     def close(self) -> None:
         """Finish what was handed over, then let go of everything. Blocks."""
         if self._closing:
@@ -148,8 +177,42 @@ class Engine:
         while self._reads:
             await asyncio.wait(list(self._reads))
         await self.bell.close()
+        while self._spare:
+            await self._spare.pop().close()
         await self._writing.close()
         await self._reading.close()
+
+    # -- connections for others, in the store's own loop
+
+    async def take(self) -> tuple[Link, Connection]:
+        """One more connection, for one user alone until ``give``."""
+        link = self._spare.pop() if self._spare else self._make()
+        link.check = self._check
+        return link, await link.hold()
+
+    async def give(self, link: Link) -> None:
+        """It comes back; a few are kept for the next ones."""
+        await link.let_go()
+        if self._closing or len(self._spare) >= SPARE:
+            await link.close()
+        else:
+            self._spare.append(link)
+
+    async def make_lines(self, wanted: set[tuple[str, str | None]]) -> None:
+        """Have these lines exist, by a commit of our own: others' transactions may be undone."""
+        link, connection = await self.take()
+        try:
+            await self.lines.make(connection, self._names, wanted)
+        finally:
+            await self.give(link)
+
+    async def ask(self, text: str, *values: Any) -> Any:
+        """One value, by a connection that nobody else uses."""
+        link, connection = await self.take()
+        try:
+            return await connection.fetchval(self._names[text], *values)
+        finally:
+            await self.give(link)
 
     def _begin(self, op: Op[Any]) -> None:
         task = self._loop.create_task(self._alone(op, self._reading, CLAIMING))

@@ -26,8 +26,10 @@ __all__ = [
     "Dropped",
     "Refused",
     "Repeat",
+    "is_again",
     "is_lost",
     "is_ours",
+    "is_theirs",
     "mapped",
 ]
 
@@ -60,6 +62,8 @@ AGAIN = (
 
 POOLED = (asyncpg.DuplicatePreparedStatementError, asyncpg.InvalidSQLStatementNameError)
 """What a pooler in transaction mode does to statements that were prepared."""
+
+_CLASHES = ("40001", "40P01")
 
 _DENIED = (
     asyncpg.InvalidAuthorizationSpecificationError,
@@ -104,6 +108,17 @@ def is_lost(error: BaseException) -> bool:
     """Whether the connection is of no use any more."""
     # The driver calls a value it can't encode an InterfaceError too; the connection is fine then.
     return isinstance(error, _LOST) and not isinstance(error, ValueError)
+
+
+def is_again(error: BaseException) -> bool:
+    """Whether a transaction that failed with it, on whatever driver, is rightly done again."""
+    return isinstance(error, AGAIN) or getattr(error, "sqlstate", None) in _CLASHES
+
+
+def is_theirs(error: BaseException) -> bool:
+    """Whether it comes from a connection of the caller's, whatever driver that has."""
+    package = type(error).__module__.partition(".")[0]
+    return is_ours(error) or package in ("psycopg", "sqlalchemy")
 
 
 def mapped(error: BaseException, url: str) -> StoreError | ConfigurationError:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from outlast.stores.postgres.schema import Names
     from outlast.stores.postgres.turn import Lines
 
-__all__ = ["CLAIMING", "SETTLING", "Link"]
+__all__ = ["CLAIMING", "PATIENCE", "SETTLING", "TRIES", "Link"]
 
 T = TypeVar("T")
 
@@ -39,6 +39,7 @@ _log = logging.getLogger(__name__)
 CONNECT = 10.0
 PATIENCE = 30.0
 """Seconds that a transaction may take before its connection counts as lost."""
+ROLLBACK = 5.0
 TRIES = 8
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0
 FRESH = 1.0
@@ -48,7 +49,7 @@ _BEGIN = (
     "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL synchronous_commit TO {commit};"
     " SET LOCAL enable_seqscan TO off; SET LOCAL enable_bitmapscan TO off; SET LOCAL jit TO off;"
     " SET LOCAL plan_cache_mode TO force_generic_plan; SET LOCAL enable_nestloop TO {nested};"
-    " SET LOCAL enable_mergejoin TO {nested}; SET LOCAL lock_timeout TO '5s'"
+    " SET LOCAL enable_mergejoin TO {nested}; SET LOCAL lock_timeout TO '7s'"
 )
 """A hot table may be empty now and hold a million rows a minute later: no plan may depend on what
 the statistics say of it. Who keeps a transaction of his own open over a key stops only those who
@@ -178,6 +179,28 @@ class Link:
                 raise
             finally:
                 timer.cancel()
+
+    async def hold(self) -> Connection:
+        """The connection, for one user alone until ``let_go``; made if need be."""
+        await self._lock.acquire()
+        try:
+            return await self._ready()
+        except BaseException:
+            self._lock.release()
+            raise
+
+    async def let_go(self) -> None:
+        """Undo what was not committed, or drop the connection if that takes long."""
+        try:
+            connection = self._connection
+            if connection is not None and connection.is_in_transaction():
+                async with asyncio.timeout(ROLLBACK):
+                    await connection.execute("ROLLBACK")
+        except BaseException:
+            self._drop()
+            raise
+        finally:
+            self._lock.release()
 
     async def _roll_back(self, connection: Connection) -> None:
         try:

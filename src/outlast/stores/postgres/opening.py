@@ -11,7 +11,7 @@ from outlast.store import Durability
 if TYPE_CHECKING:
     from asyncpg import Connection
 
-__all__ = ["OLDEST", "commit_mode", "examine"]
+__all__ = ["OLDEST", "PLACE", "commit_mode", "examine"]
 
 _log = logging.getLogger(__name__)
 
@@ -21,6 +21,10 @@ _SETTINGS = (
     " current_setting('synchronous_standby_names'), current_setting('server_version_num')::int,"
     " current_setting('transaction_read_only') = 'on', current_setting('server_encoding')"
 )
+
+
+PLACE = "(SELECT system_identifier FROM pg_control_system()) || ' ' || current_database()"
+"""What is the same for two connections if, and only if, they are to one database of one server."""
 
 
 def commit_mode(required: Durability) -> str:

@@ -23,11 +23,12 @@ __all__ = ["Stepped", "forget", "forget_events", "sent"]
 T = TypeVar("T")
 
 _RECALL = "SELECT name, digest, result, until, event FROM @steps WHERE job = $1::text"
-# The row is locked: a step must not be stored while its job is on its way out.
+# The row is locked: a step must not be stored while its job is on its way out. A renewal does not
+# wait for it, whose transaction may last for seconds.
 _REMEMBER = (
     "INSERT INTO @steps (job, name, digest, result, until, event)"
     " SELECT j.id, $1::text, $2::bytea, $3::bytea, $4::float8, $5::text FROM (SELECT id FROM @jobs"
-    " WHERE seq = $6::bigint AND receipt = $7::bytea FOR SHARE) AS j"
+    " WHERE seq = $6::bigint AND receipt = $7::bytea FOR KEY SHARE) AS j"
     " ON CONFLICT (job, name) DO UPDATE SET digest = excluded.digest, result = excluded.result,"
     " until = excluded.until, event = excluded.event"
 )

@@ -29,6 +29,7 @@ from outlast.stores.news import ENDED, ROOM, WORK, News
 from outlast.stores.postgres import ledger, opening, steering, upkeep
 from outlast.stores.postgres.claims import claim, next_due
 from outlast.stores.postgres.engine import Engine
+from outlast.stores.postgres.joined import Joinable
 from outlast.stores.postgres.op import Op
 from outlast.stores.postgres.schema import Names, migrate, schema_name
 from outlast.stores.postgres.steps import Stepped
@@ -62,7 +63,7 @@ _left: list[Engine] = []
 """Inherited over a fork: its connections are the parent's, and must not even be finalized here."""
 
 
-class PostgresStore(Stepped):
+class PostgresStore(Stepped, Joinable):
     """Jobs in one schema of a PostgreSQL database."""
 
     features = (
@@ -75,6 +76,7 @@ class PostgresStore(Stepped):
         | Feature.LANES
         | Feature.CAPACITY
         | Feature.STEPS
+        | Feature.JOIN
         | Feature.PUSH
     )
 
@@ -91,14 +93,14 @@ class PostgresStore(Stepped):
         self.url = address.shown
         self.namespace = namespace
         self.schema = schema_name(address.schema, namespace)
-        self._names = Names(address.schema, namespace)
+        self.names = Names(address.schema, namespace)
         self.library = f"PostgreSQL (asyncpg {asyncpg.__version__})"
         self.durability = Durability.POWER if durability is None else durability
         self.lifelines: Path | None = None
-        self._required = self.durability
-        self._address = address
+        self.required = self.durability
+        self.address = address
         self._create = create
-        self._clock = clock or SystemClock()
+        self.clock = clock or SystemClock()
         self._chance = chance or SystemChance()
         self._lock = threading.Lock()
         self._pid = 0
@@ -124,12 +126,12 @@ class PostgresStore(Stepped):
             if self._engine is not None:
                 return
             engine = Engine(
-                self._address,
-                self._names,
-                self._clock,
+                self.address,
+                self.names,
+                self.clock,
                 self._news,
                 self._chance.token().hex(),
-                opening.commit_mode(self._required),
+                opening.commit_mode(self.required),
                 self._check,
             )
             engine.start()
@@ -139,8 +141,9 @@ class PostgresStore(Stepped):
 
     async def _check(self, connection: Connection) -> None:
         """On each new connection: it may lead to another server than the one before."""
-        self.durability = await opening.examine(connection, self.url, self._required)
-        await migrate(connection, self._names, create=self._create)
+        self.place = await connection.fetchval(f"SELECT {opening.PLACE}")
+        self.durability = await opening.examine(connection, self.url, self.required)
+        await migrate(connection, self.names, create=self._create)
         version = connection.get_server_version()
         self.library = f"PostgreSQL {version.major}.{version.minor} (asyncpg {asyncpg.__version__})"
 
@@ -262,7 +265,7 @@ class PostgresStore(Stepped):
 
     async def wait(self, queues: Sequence[str], timeout: float, *, space: bool = False) -> None:
         kind = ROOM if space else WORK
-        deadline = self._clock.monotonic() + timeout
+        deadline = self.clock.monotonic() + timeout
         come = float("inf")
         """When a job comes due, by the clock of the one who waits."""
         slept = False
@@ -273,12 +276,12 @@ class PostgresStore(Stepped):
             try:
                 if self._news.is_new(kind, queues):
                     return
-                asked = self._clock.monotonic()
+                asked = self.clock.monotonic()
                 if asked >= min(deadline, come) or (slept and (space or not engine.bell.listens)):
                     return
                 due = None if space else await self._read(next_due)
                 come = asked + due if due is not None else float("inf")
-                left = min(deadline, come) - self._clock.monotonic()
+                left = min(deadline, come) - self.clock.monotonic()
                 if left <= 0:
                     return
                 if space:
@@ -286,7 +289,7 @@ class PostgresStore(Stepped):
                 if not engine.bell.listens:
                     left = min(left, POLL)
                 if self._engine is not None:
-                    await waiter.sleep(self._clock, left)
+                    await waiter.sleep(self.clock, left)
                     slept = True
             finally:
                 self._news.drop(waiter)
@@ -345,16 +348,16 @@ class PostgresStore(Stepped):
         return total
 
     async def finished(self, ids: Sequence[str], timeout: float) -> Sequence[Job]:
-        deadline = self._clock.monotonic() + timeout
+        deadline = self.clock.monotonic() + timeout
         pause = FIRST_LOOK
         while True:
             waiter = self._news.wait(ENDED)
             try:
                 found = await self._read(partial(ledger.ended, ids=ids))
-                left = deadline - self._clock.monotonic()
+                left = deadline - self.clock.monotonic()
                 if found or left <= 0:
                     return found
-                await waiter.sleep(self._clock, min(left, pause))
+                await waiter.sleep(self.clock, min(left, pause))
                 pause = min(pause * 1.5, LONGEST_LOOK)
             finally:
                 self._news.drop(waiter)

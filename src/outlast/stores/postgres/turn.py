@@ -16,9 +16,7 @@ from outlast.stores.postgres.schema import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from asyncpg import Connection
+    from collections.abc import Iterable
 
     from outlast.stores.postgres.schema import Names
 
@@ -45,13 +43,13 @@ class Lines:
         self.ids: dict[tuple[str, str | None], int] = {}
         self.names: dict[int, tuple[str, str | None]] = {}
 
-    async def load(self, connection: Connection, names: Names) -> None:
+    async def load(self, connection: Any, names: Names) -> None:
         for number, queue, task in await connection.fetch(names[_LINES]):
             self.ids[queue, task] = number
             self.names[number] = (queue, task)
 
     async def make(
-        self, connection: Connection, names: Names, wanted: Iterable[tuple[str, str | None]]
+        self, connection: Any, names: Names, wanted: Iterable[tuple[str, str | None]]
     ) -> None:
         """Have these lines exist. Outside of any transaction: a rollback must not undo it."""
         unknown = {name for name in wanted if name not in self.ids}
@@ -68,7 +66,7 @@ class Turn:
     """One transaction on one connection."""
 
     def __init__(
-        self, connection: Connection, names: Names, lines: Lines, now: float, mono: float
+        self, connection: Any, names: Names, lines: Lines, now: float, mono: float
     ) -> None:
         self.connection = connection
         self.names = names
@@ -128,5 +126,6 @@ class Turn:
         """Write down what was counted; the last thing before COMMIT."""
         rows = [(line, *delta) for line, delta in self._deltas.items() if any(delta)]
         if rows:
-            columns: Sequence[Any] = list(zip(*rows, strict=True))
+            # Lists: to psycopg a tuple is a row.
+            columns = map(list, zip(*rows, strict=True))
             await self.connection.execute(self.names[_LOG], *columns)
