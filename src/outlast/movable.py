@@ -24,9 +24,10 @@ DAMAGED = Failure(
 class Departure(Struct, frozen=True, kw_only=True):
     """The mark on a store whose jobs go elsewhere. ``id`` is random: one for each move.
 
-    Claims give nothing. While it is ``draining``, all else goes on, so that what runs can end.
-    ``sealed``, nothing of a job can be added or changed: such calls raise ``StoreMoved``. It is
-    ``moved`` once everything has arrived: then jobs may be deleted here, and still not be added.
+    Claims give nothing, or raise ``StoreMoved``. While it is ``draining``, all else goes on, so
+    that what runs can end. ``sealed``, nothing of a job can be added or changed: such calls raise
+    ``StoreMoved``. It is ``moved`` once everything has arrived: then jobs may be deleted here, and
+    still not be added.
     """
 
     id: str
@@ -63,7 +64,7 @@ class SentEvent(Struct, frozen=True, gc=False):
 class Crate(Struct, frozen=True, kw_only=True):
     """One bite of a store: what stands between two places, opaque texts of the store's own.
 
-    ``fence``: no claim of any job of the store had a higher one.
+    ``fence``: no claim of any of these jobs had a higher one.
     """
 
     after: str

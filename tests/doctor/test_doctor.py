@@ -144,7 +144,10 @@ async def test_a_worker_that_has_what_it_asks_for_begins(db: Path) -> None:
     await store.open()
     assert [line for line in await look_over(store) if not line.startswith("SQ9")] == []
     await store.close()
-    assert await look_over(connect("memory://none")) == []
+    store = connect("memory://none")
+    await store.open()
+    assert await look_over(store) == []
+    await store.close()
 
 
 WORKER = """

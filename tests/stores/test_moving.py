@@ -6,10 +6,12 @@ import asyncio
 import itertools
 from typing import TYPE_CHECKING, Any, cast
 
+import asyncpg
 import pytest
 from msgspec.structs import replace
 from tests.conformance.conftest import Place
 from tests.conformance.steps import OOPS, add, job, take
+from tests.servers import PostgresServer, shared
 
 from outlast.chance import SystemChance
 from outlast.clock import SystemClock
@@ -29,7 +31,11 @@ if TYPE_CHECKING:
     from outlast.moving import Moved
     from outlast.store import Store
 
-KINDS = ("memory", "sqlite")
+PAIRS = (
+    *("memory-memory", "memory-sqlite", "sqlite-memory", "sqlite-sqlite"),
+    *("sqlite-postgresql", "postgresql-sqlite", "postgresql-postgresql"),
+)
+NEEDS = {"postgresql": "servers", "redis": "redis"}
 _names = itertools.count(1)
 
 
@@ -44,17 +50,34 @@ class Pair:
         return await move(source, target, clock=SystemClock(), bite=3, **options)
 
 
-@pytest.fixture(params=[f"{a}-{b}" for a in KINDS for b in KINDS])
+def _param(names: str) -> Any:
+    marks = {NEEDS[kind] for kind in names.split("-") if kind in NEEDS}
+    return pytest.param(names, marks=[pytest.mark.needs(mark) for mark in marks])
+
+
+@pytest.fixture(params=map(_param, PAIRS))
 async def pair(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Pair]:
-    places = []
+    places: list[Place] = []
     for n, kind in enumerate(request.param.split("-")):
         url = f"memory://moving-{next(_names)}"
         if kind == "sqlite":
             url = f"sqlite:///{tmp_path}/{n}.db"
+        if kind == "postgresql":
+            url = shared(PostgresServer).url(schema=f"moving{next(_names)}")
         places.append(Place(kind, url))
     yield Pair(*places)
     for place in places:
         await place.close()
+        if place.kind == "postgresql":
+            await _forget_schema(place.url)
+
+
+async def _forget_schema(url: str) -> None:
+    connection = await asyncpg.connect(url.partition("?")[0])
+    try:
+        await connection.execute(f"DROP SCHEMA IF EXISTS {url.partition('=')[2]} CASCADE")
+    finally:
+        await connection.close()
 
 
 async def stocked(store: FullStore, clock: Any) -> list[str]:

@@ -63,7 +63,6 @@ class Moved:
                     keys=_keys(room),
                     events=room.deeds.sent(),
                     pauses=sorted(room.table.paused),
-                    fence=(room.table.epoch + 1) * STARTS,
                 )
             now, first = self._clock.now(), int(after)
             parcels: list[Parcel] = []
@@ -75,7 +74,8 @@ class Moved:
                     break
             if not parcels:
                 return None
-            return Crate(after=after, upto=str(first + len(parcels)), jobs=parcels)
+            fence = (room.table.epoch + 1) * STARTS
+            return Crate(after=after, upto=str(first + len(parcels)), jobs=parcels, fence=fence)
 
     async def discard(self, limit: int) -> int:
         with self._entered() as room:

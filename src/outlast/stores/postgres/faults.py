@@ -13,14 +13,18 @@ from outlast.errors import (
     StoreDamaged,
     StoreError,
     StoreFull,
+    StoreMoved,
     StoreUnavailable,
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from outlast.stores.postgres.op import Op
 
 __all__ = [
     "AGAIN",
+    "MOVED",
     "POOLED",
     "Careful",
     "Dropped",
@@ -65,6 +69,9 @@ POOLED = (asyncpg.DuplicatePreparedStatementError, asyncpg.InvalidSQLStatementNa
 
 _CLASHES = ("40001", "40P01")
 
+MOVED = "OUTLM"
+"""The SQLSTATE of what the triggers of a moved store raise; its message is the URL it went to."""
+
 _DENIED = (
     asyncpg.InvalidAuthorizationSpecificationError,
     asyncpg.InsufficientPrivilegeError,
@@ -88,6 +95,26 @@ _LOST = (
     asyncpg.IdleInTransactionSessionTimeoutError,
     asyncpg.InternalClientError,
 )
+
+
+_SAID: Sequence[tuple[Any, type[StoreError], str]] = (
+    (asyncpg.DiskFullError, StoreFull, "the server has no space left; nothing was stored"),
+    (_DENIED, StoreUnavailable, "the server refuses us"),
+    (
+        asyncpg.LockNotAvailableError,
+        StoreUnavailable,
+        "somebody's open transaction holds what this needs, a key perhaps; nothing was changed, and"
+        " it may be tried again",
+    ),
+    (
+        asyncpg.ReadOnlySQLTransactionError,
+        StoreUnavailable,
+        "the server takes no writes; is it a replica?",
+    ),
+    (_MISSING, SchemaMismatch, "the tables are not those of this outlast"),
+    (_DAMAGED, StoreDamaged, "the server found damaged data"),
+)
+"""What each kind of error is to callers, and what it says to them."""
 
 
 class Dropped(Exception):
@@ -126,21 +153,11 @@ def mapped(error: BaseException, url: str) -> StoreError | ConfigurationError:
     if isinstance(error, Dropped):
         return mapped(error.cause, url)
     why = f"{type(error).__name__}: {error}".split("\n")[0][:300]
-    if isinstance(error, asyncpg.DiskFullError):
-        return StoreFull(f"{url}: the server has no space left; nothing was stored ({why})")
-    if isinstance(error, _DENIED):
-        return StoreUnavailable(f"{url}: the server refuses us ({why})")
-    if isinstance(error, asyncpg.LockNotAvailableError):
-        return StoreUnavailable(
-            f"{url}: somebody's open transaction holds what this needs, a key perhaps; nothing was"
-            f" changed, and it may be tried again ({why})"
-        )
-    if isinstance(error, asyncpg.ReadOnlySQLTransactionError):
-        return StoreUnavailable(f"{url}: the server takes no writes; is it a replica? ({why})")
-    if isinstance(error, _MISSING):
-        return SchemaMismatch(f"{url}: the tables are not those of this outlast ({why})")
-    if isinstance(error, _DAMAGED):
-        return StoreDamaged(f"{url}: the server found damaged data ({why})")
+    if getattr(error, "sqlstate", None) == MOVED:
+        return StoreMoved(f"the jobs of {url} were moved to {error}, or are on their way: use that")
+    for kinds, ours, text in _SAID:
+        if isinstance(error, kinds):
+            return ours(f"{url}: {text} ({why})")
     if isinstance(error, DurabilityError | StoreError | ConfigurationError):
         return error
     if isinstance(error, asyncpg.DataError | ValueError):

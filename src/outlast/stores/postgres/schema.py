@@ -156,7 +156,11 @@ CREATE TABLE @events (
 CREATE INDEX events_until ON @events (until);
 """
 
-MIGRATIONS: Sequence[str] = (_FIRST, _SECOND)
+_THIRD = """
+CREATE TABLE @moves (name text COLLATE "C" PRIMARY KEY, value text NOT NULL);
+"""
+
+MIGRATIONS: Sequence[str] = (_FIRST, _SECOND, _THIRD)
 """Forward only. The n-th script makes version n; script and version are one transaction."""
 
 _META = (

@@ -30,6 +30,7 @@ from outlast.stores.postgres import ledger, opening, steering, upkeep
 from outlast.stores.postgres.claims import claim, next_due
 from outlast.stores.postgres.engine import Engine
 from outlast.stores.postgres.joined import Joinable
+from outlast.stores.postgres.moving import Moved
 from outlast.stores.postgres.op import Op
 from outlast.stores.postgres.schema import Names, migrate, schema_name
 from outlast.stores.postgres.steps import Stepped
@@ -63,7 +64,7 @@ _left: list[Engine] = []
 """Inherited over a fork: its connections are the parent's, and must not even be finalized here."""
 
 
-class PostgresStore(Stepped, Joinable):
+class PostgresStore(Stepped, Joinable, Moved):
     """Jobs in one schema of a PostgreSQL database."""
 
     features = (

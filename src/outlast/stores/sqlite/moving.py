@@ -203,9 +203,8 @@ def _pack(reads: Reads, after: str, limit: int, now: float) -> Crate | None:
     space = reads.space()
     kind, *place = ["all"] if not after else msgspec.json.decode(after)
     if kind == "all":
-        epoch = reads.connection.execute(f"SELECT {EPOCH}").get
         pauses = [queue for (queue,) in reads.connection.execute(_PAUSES, (space,))]
-        return _crate(after, ["events", ""], pauses=pauses, fence=(epoch + 1) * STARTS)
+        return _crate(after, ["events", ""], pauses=pauses)
     if kind == "events":
         rows = fetch(reads.connection, _EVENTS, space, *place, limit)
         upto = ["events", rows[-1][0]] if rows else ["keys", "", ""]
@@ -224,7 +223,8 @@ def _pack(reads: Reads, after: str, limit: int, now: float) -> Crate | None:
             break
     if not seqs:
         return None
-    return _crate(after, ["jobs", seqs[-1]], jobs=_parcels(reads, seqs, now))
+    fence = (reads.connection.execute(f"SELECT {EPOCH}").get + 1) * STARTS
+    return _crate(after, ["jobs", seqs[-1]], jobs=_parcels(reads, seqs, now), fence=fence)
 
 
 def _crate(after: str, upto: Sequence[Any], **goods: Any) -> Crate:
