@@ -12,7 +12,7 @@ import pytest
 from tests.conformance.steps import job
 
 from outlast.errors import OutlastError, StoreDamaged
-from outlast.job import Death, Job, Status, done
+from outlast.job import Claim, Death, Job, Status, done
 from outlast.store import Durability
 from outlast.stores.sqlite import schema
 from outlast.stores.sqlite.store import SqliteStore
@@ -91,7 +91,8 @@ async def test_a_damaged_job_is_buried_and_all_others_run(
     store = filled(opened, db)
     flip(db, change)
     before = raw(db, "payload, CAST(id AS BLOB), CAST(opts AS BLOB)")
-    claims, limit = [], 1 if alone else 10
+    claims: list[Claim] = []
+    limit = 1 if alone else 10
     while found := await store.claim(["default"], ["t", "other"], limit, 60, "w", newest):
         claims += found
     if change.startswith(("lane", "key")):
@@ -165,7 +166,7 @@ async def test_a_damaged_job_that_expires(db: Path, opened: Opener, change: str)
     store = filled(opened, db, ttl=0.001, key="k", digest=b"d", lane="l")
     flip(db, change)
     await asyncio.to_thread(lambda: None)
-    claims = await store.claim(["default"], ["t", "other"], 10, 60, "w")
+    claims = list(await store.claim(["default"], ["t", "other"], 10, 60, "w"))
     if change.startswith("line"):
         await store.prune(10)  # which counts lines anew that seem to be empty and aren't
         claims += await store.claim(["default"], ["t", "other"], 10, 60, "w")

@@ -21,6 +21,7 @@ from outlast.stores.postgres.op import Op
 from outlast.stores.postgres.rows import ENDED, LIVE, dump, job_from, opts_of
 from outlast.stores.postgres.schema import CANCELLED, DEAD, DONE, READY, WAITING
 from outlast.stores.postgres.steps import forget, sent
+from outlast.stores.surface import Surface
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -156,14 +157,11 @@ _STATES = {Status.DONE: DONE, Status.DEAD: DEAD, Status.CANCELLED: CANCELLED}
 _INFINITY = float("inf")
 
 
-class Moved:
+class Moved(Surface):
     """The ``Movable`` part of the store."""
-
-    url: str
 
     if TYPE_CHECKING:
 
-        async def _do(self, op: Op[T]) -> T: ...
         async def _read(self, work: Callable[[Turn], Awaitable[T]]) -> T: ...
 
     async def departure(self) -> Departure | None:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from outlast.job import Job, Verdict
     from outlast.stores.postgres.turn import Turn
 
-__all__ = ["Op", "deliver"]
+__all__ = ["Op", "deliver", "reading"]
 
 T = TypeVar("T")
 
@@ -24,7 +24,8 @@ class Op(Reply[T]):
     they are written together with others of their kind and need no ``work``. ``revert`` is the
     transaction that takes back what a call did, where it is known before anybody is answered that
     nobody waits any more. ``fenced`` ones need an epoch. ``after_reads``: the claims that were
-    begun before come first, although they are made on another connection.
+    begun before come first, although they are made on another connection. ``reads``: it promises
+    nothing, and is done beside what is written.
     """
 
     __slots__ = (
@@ -33,6 +34,7 @@ class Op(Reply[T]):
         "fenced",
         "jobs",
         "promised",
+        "reads",
         "revert",
         "verdicts",
         "work",
@@ -47,6 +49,7 @@ class Op(Reply[T]):
         capacity: int | None = None,
         verdicts: Sequence[Verdict] = (),
         after_reads: bool = False,
+        reads: bool = False,
     ) -> None:
         super().__init__()
         self.work = work
@@ -55,6 +58,7 @@ class Op(Reply[T]):
         self.capacity = capacity
         self.verdicts = verdicts
         self.after_reads = after_reads
+        self.reads = reads
         self.fenced = False
         self.revert: Callable[[T], Callable[[Turn], Awaitable[Any]]] | None = None
 
@@ -62,3 +66,8 @@ class Op(Reply[T]):
     def unheard(self) -> bool:
         """Whether its caller was cancelled meanwhile."""
         return self.reply is not None and self.reply.cancelled()
+
+
+def reading(work: Callable[[Turn], Awaitable[T]]) -> Op[T]:
+    """A call that only looks."""
+    return Op(work, promised=False, reads=True)

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, TypeVar
 
 from outlast.job import Step
 from outlast.stores.news import WORK
-from outlast.stores.postgres.op import Op
+from outlast.stores.postgres.op import Op, reading
 from outlast.stores.postgres.rows import sequence
 from outlast.stores.postgres.schema import READY, WAITING
+from outlast.stores.surface import Surface
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
-    from concurrent.futures import Future
 
     from outlast.job import Claim
     from outlast.stores.postgres.turn import Turn
@@ -111,13 +111,11 @@ async def forget_events(turn: Turn, limit: int) -> int:
     return await turn.execute(_OLD_EVENTS, turn.now, limit)
 
 
-class Stepped:
+class Stepped(Surface):
     """The ``Stepping`` part of the store."""
 
     if TYPE_CHECKING:
 
-        async def _do(self, op: Op[T]) -> T: ...
-        def _hand_over(self, op: Op[T], *, writing: bool = True) -> Future[T]: ...
         async def _read(self, work: Callable[[Turn], Awaitable[T]]) -> T: ...
 
     async def recall(self, claim: Claim) -> Sequence[Step]:
@@ -125,8 +123,7 @@ class Stepped:
 
     def recall_now(self, claim: Claim) -> Sequence[Step]:
         """``recall`` for callers without an event loop; blocks."""
-        op = Op(partial(recall, job=claim.job.id), promised=False)
-        return self._hand_over(op, writing=False).result()
+        return self._hand_over(reading(partial(recall, job=claim.job.id))).result()
 
     async def remember(self, claim: Claim, step: Step) -> bool:
         return await self._do(Op(partial(remember, claim=claim, step=step)))

@@ -8,33 +8,27 @@ lost leaves its job queued.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import os
-import threading
-from concurrent.futures import Future
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import asyncpg
 
-from outlast.chance import SystemChance
-from outlast.clock import SystemClock
-from outlast.errors import StoreClosed, StoreError, Unsupported
+from outlast.errors import StoreError, Unsupported
 from outlast.job import give_back
-from outlast.limits import check_job, check_jobs
+from outlast.limits import check_jobs
 from outlast.store import Durability, Feature
-from outlast.stores.lifelines import private_folder
-from outlast.stores.news import ENDED, ROOM, WORK, News
+from outlast.stores.news import ENDED, ROOM, WORK
 from outlast.stores.postgres import ledger, opening, steering, upkeep
 from outlast.stores.postgres.claims import claim, next_due
 from outlast.stores.postgres.engine import Engine
 from outlast.stores.postgres.joined import Joinable
 from outlast.stores.postgres.moving import Moved
-from outlast.stores.postgres.op import Op
+from outlast.stores.postgres.op import Op, reading
 from outlast.stores.postgres.schema import Names, migrate, schema_name
 from outlast.stores.postgres.steps import Stepped
 from outlast.stores.postgres.verdicts import settle
+from outlast.stores.surface import Served
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -60,11 +54,8 @@ SPACE_POLL = 2.0
 FIRST_LOOK, LONGEST_LOOK = 0.01, 1.0
 """How often the ends of jobs are looked for that others may have settled."""
 
-_left: list[Engine] = []
-"""Inherited over a fork: its connections are the parent's, and must not even be finalized here."""
 
-
-class PostgresStore(Stepped, Joinable, Moved):
+class PostgresStore(Stepped, Joinable, Moved, Served[Engine]):
     """Jobs in one schema of a PostgreSQL database."""
 
     features = (
@@ -91,54 +82,31 @@ class PostgresStore(Stepped, Joinable, Moved):
         clock: Clock | None = None,
         chance: Chance | None = None,
     ) -> None:
-        self.url = address.shown
-        self.namespace = namespace
+        super().__init__(
+            address.shown,
+            namespace=namespace,
+            durability=durability,
+            create=create,
+            clock=clock,
+            chance=chance,
+        )
         self.schema = schema_name(address.schema, namespace)
         self.names = Names(address.schema, namespace)
         self.library = f"PostgreSQL (asyncpg {asyncpg.__version__})"
-        self.durability = Durability.POWER if durability is None else durability
-        self.lifelines: Path | None = None
-        self.required = self.durability
         self.address = address
-        self._create = create
-        self.clock = clock or SystemClock()
-        self._chance = chance or SystemChance()
-        self._lock = threading.Lock()
-        self._pid = 0
-        self._engine: Engine | None = None
-        self._news = News()
-
-    def __repr__(self) -> str:
-        return f"PostgresStore({self.url!r}, namespace={self.namespace!r})"
 
     # -- opening and closing
 
-    async def open(self) -> None:
-        await asyncio.to_thread(self.open_now)
-
-    def open_now(self) -> None:
-        """``open`` for callers without an event loop; blocks."""
-        if self._pid not in (0, os.getpid()):
-            self._lock = threading.Lock()  # a thread of the parent may have held it
-            if self._engine is not None:
-                _left.append(self._engine)
-                self._engine = None
-        with self._lock:
-            if self._engine is not None:
-                return
-            engine = Engine(
-                self.address,
-                self.names,
-                self.clock,
-                self._news,
-                self._chance.token().hex(),
-                opening.commit_mode(self.required),
-                self._check,
-            )
-            engine.start()
-            self._engine = engine
-            self._pid = os.getpid()
-            self.lifelines = private_folder(self.url, self.schema)
+    def _make_engine(self) -> Engine:
+        return Engine(
+            self.address,
+            self.names,
+            self.clock,
+            self._news,
+            self._chance.token().hex(),
+            opening.commit_mode(self.required),
+            self._check,
+        )
 
     async def _check(self, connection: Connection) -> None:
         """On each new connection: it may lead to another server than the one before."""
@@ -148,25 +116,7 @@ class PostgresStore(Stepped, Joinable, Moved):
         version = connection.get_server_version()
         self.library = f"PostgreSQL {version.major}.{version.minor} (asyncpg {asyncpg.__version__})"
 
-    async def close(self) -> None:
-        await asyncio.to_thread(self.close_now)
-
-    def close_now(self) -> None:
-        """``close`` for callers without an event loop; blocks."""
-        with self._lock:
-            engine, self._engine = self._engine, None
-            if engine is not None and self._pid == os.getpid():
-                engine.close()
-        self._news.missed()
-
     # -- the protocol
-
-    async def add(self, jobs: Sequence[Job], capacity: int | None = None) -> Sequence[Added]:
-        return await self._do(self._add_op(jobs, capacity)) if jobs else []
-
-    def add_now(self, jobs: Sequence[Job], capacity: int | None = None) -> Sequence[Added]:
-        """``add`` for callers without an event loop; blocks until it is durable."""
-        return self._hand_over(self._add_op(jobs, capacity)).result() if jobs else []
 
     def _add_op(self, jobs: Sequence[Job], capacity: int | None) -> Op[Sequence[Added]]:
         check_jobs(jobs)
@@ -174,39 +124,6 @@ class PostgresStore(Stepped, Joinable, Moved):
             # Before the call: what happens while it is on its way is news to it.
             self._look(ROOM, sorted({job.queue for job in jobs}))
         return Op(jobs=jobs, capacity=capacity)
-
-    async def claim(
-        self,
-        queues: Sequence[str],
-        tasks: Sequence[str | None],
-        limit: int,
-        lease: float,
-        worker: str,
-        newest: bool = False,
-    ) -> Sequence[Claim]:
-        op = self._claim_op(queues, tasks, limit, lease, worker, newest)
-        return [] if op is None else await self._do(op, self._unclaim, writing=False)
-
-    def claim_soon(
-        self,
-        queues: Sequence[str],
-        tasks: Sequence[str | None],
-        limit: int,
-        lease: float,
-        worker: str,
-        newest: bool = False,
-    ) -> Future[Sequence[Claim]]:
-        """``claim`` for callers without an event loop; the future is set by the store's thread.
-
-        Cancelled before that, the claims go back at once.
-        """
-        op = self._claim_op(queues, tasks, limit, lease, worker, newest)
-        if op is None:
-            nothing: Future[Sequence[Claim]] = Future()
-            nothing.set_result([])
-            return nothing
-        op.undo = self._unclaim
-        return self._hand_over(op, writing=False)
 
     def _claim_op(
         self,
@@ -216,11 +133,8 @@ class PostgresStore(Stepped, Joinable, Moved):
         lease: float,
         worker: str,
         newest: bool,
-    ) -> Op[Sequence[Claim]] | None:
-        engine = self._running()
-        if limit <= 0:
-            return None
-        engine.listen()
+    ) -> Op[Sequence[Claim]]:
+        self._running().listen()
 
         async def work(turn: Turn) -> Sequence[Claim]:
             seen = self._news.count(WORK, queues)
@@ -230,22 +144,12 @@ class PostgresStore(Stepped, Joinable, Moved):
                 self._news.look(WORK, seen)
             return found
 
-        op: Op[Sequence[Claim]] = Op(work, promised=False)
+        op: Op[Sequence[Claim]] = Op(work, promised=False, reads=True)
         op.revert = _give_back
         op.fenced = True
         return op
 
-    async def settle(self, verdicts: Sequence[Verdict]) -> Sequence[Lost]:
-        return await self._do(self._settle_op(verdicts)) if verdicts else []
-
-    def settle_now(self, verdicts: Sequence[Verdict]) -> Sequence[Lost]:
-        """``settle`` for callers without an event loop; blocks until it is durable."""
-        return self._hand_over(self._settle_op(verdicts)).result() if verdicts else []
-
     def _settle_op(self, verdicts: Sequence[Verdict]) -> Op[Sequence[Lost]]:
-        for verdict in verdicts:
-            for job in verdict.then:
-                check_job(job)
         return Op(verdicts=verdicts)
 
     async def renew(
@@ -300,39 +204,15 @@ class PostgresStore(Stepped, Joinable, Moved):
 
     def depth_now(self, queue: str) -> Depth:
         """``depth`` for callers without an event loop; blocks."""
-        op = Op(partial(ledger.depth, queue=queue), promised=False)
-        return self._hand_over(op, writing=False).result()
+        return self._hand_over(reading(partial(ledger.depth, queue=queue))).result()
 
     # -- the ledger
 
     async def get(self, ids: Sequence[str]) -> Sequence[Job | None]:
         return await self._read(partial(ledger.get, ids=ids))
 
-    async def find(
-        self,
-        *,
-        status: Sequence[Status] = (),
-        queue: str | None = None,
-        task: str | None = None,
-        key: str | None = None,
-        since: float | None = None,
-        until: float | None = None,
-        after: str | None = None,
-        limit: int = 100,
-    ) -> Sequence[Job]:
-        return await self._read(
-            partial(
-                ledger.find,
-                status=status,
-                queue=queue,
-                task=task,
-                key=key,
-                since=since,
-                until=until,
-                after=after,
-                limit=limit,
-            )
-        )
+    async def _find(self, **asked: Any) -> Sequence[Job]:
+        return await self._read(partial(ledger.find, **asked))
 
     async def cancel(self, ids: Sequence[str]) -> Sequence[Cancelled]:
         return await self._do(Op(partial(steering.cancel, ids=ids)))
@@ -390,46 +270,18 @@ class PostgresStore(Stepped, Joinable, Moved):
 
     # -- handing over
 
-    def _running(self) -> Engine:
-        engine = self._engine
-        if engine is None:
-            raise StoreClosed(f"{self.url} is not open: use it between open() and close()")
-        if self._pid != os.getpid():
-            raise StoreClosed(f"{self.url} was opened by process {self._pid}; open it here too")
-        return engine
-
-    async def _do(
-        self, op: Op[T], undo: Callable[[T], None] | None = None, *, writing: bool = True
-    ) -> T:
-        """Cancelled in mid-call, the step is done or it is not; what it answered is undone."""
+    def _submit(self, op: Op[Any]) -> None:
         engine = self._running()
-        reply: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        op.reply = reply
-        (engine.write if writing else engine.read)(op)
-        try:
-            return await reply
-        except asyncio.CancelledError:
-            if undo is not None:
-                op.orphan(undo)
-            raise
+        (engine.read if op.reads else engine.write)(op)
 
     async def _read(self, work: Callable[[Turn], Awaitable[T]]) -> T:
-        return await self._do(Op(work, promised=False), writing=False)
-
-    def _hand_over(self, op: Op[T], *, writing: bool = True) -> Future[T]:
-        """For callers without an event loop: answered whether anybody waits or not."""
-        engine = self._running()
-        reply: Future[T] = Future()
-        op.reply = reply
-        (engine.write if writing else engine.read)(op)
-        return reply
+        return await self._do(reading(work))
 
     def _unclaim(self, claimed: Sequence[Claim]) -> None:
         """Nobody received these claims: they go back as if they had never been made."""
-        engine = self._engine
-        if claimed and engine is not None:
+        if claimed:
             with contextlib.suppress(StoreError):
-                engine.read(Op(_give_back(claimed), promised=False))
+                self._submit(reading(_give_back(claimed)))
 
     def _look(self, kind: int, queues: Sequence[str]) -> None:
         self._news.look(kind, self._news.count(kind, queues))

@@ -6,28 +6,21 @@ they end sooner or later than was said.
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import os
-import threading
-from concurrent.futures import Future
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import redis
 
-from outlast.chance import SystemChance
 from outlast.clock import SystemClock
-from outlast.errors import StoreClosed, StoreError, Unsupported
-from outlast.job import give_back
-from outlast.limits import check_job, check_jobs
+from outlast.errors import Unsupported
+from outlast.limits import check_jobs
 from outlast.store import Durability, Feature
-from outlast.stores.lifelines import private_folder
-from outlast.stores.news import ENDED, ROOM, WORK, News
+from outlast.stores.news import ENDED, ROOM, WORK
 from outlast.stores.redis import ledger, opening, upkeep
 from outlast.stores.redis.claims import claim_args, claims_from
 from outlast.stores.redis.engine import Engine
 from outlast.stores.redis.op import Op
+from outlast.stores.surface import Served
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -51,11 +44,8 @@ POLL = 0.5
 BITE = 500
 """Jobs that one call of the server touches, where the caller could name any number."""
 
-_left: list[Engine] = []
-"""Inherited over a fork: its connections are the parent's, and must not even be finalized here."""
 
-
-class RedisStore:
+class RedisStore(Served[Engine]):
     """The jobs of one namespace on a server."""
 
     features = ~(Feature.STEPS | Feature.JOIN | Feature.PROMPT)
@@ -70,54 +60,27 @@ class RedisStore:
         clock: Clock | None = None,
         chance: Chance | None = None,
     ) -> None:
-        self.url = address.shown
-        self.namespace = namespace
+        super().__init__(
+            address.shown,
+            namespace=namespace,
+            durability=durability,
+            create=create,
+            clock=clock,
+            chance=chance,
+        )
         self.library = f"Redis (redis-py {redis.__version__})"
-        self.durability = Durability.POWER if durability is None else durability
-        self.lifelines: Path | None = None
-        self._required = self.durability
         self._address = address
         self._prefix = f"{{outlast:{namespace}}}"
-        self._create = create
-        self._clock = clock or SystemClock()
-        self._chance = chance or SystemChance()
-        self._lock = threading.Lock()
-        self._pid = 0
-        self._engine: Engine | None = None
         self._run = ""
-        self._news = News()
-
-    def __repr__(self) -> str:
-        return f"RedisStore({self.url!r}, namespace={self.namespace!r})"
 
     # -- opening and closing
 
-    async def open(self) -> None:
-        await asyncio.to_thread(self.open_now)
-
-    def open_now(self) -> None:
-        """``open`` for callers without an event loop; blocks."""
-        if self._pid not in (0, os.getpid()):
-            self._leave_to_parent()
-        with self._lock:
-            if self._engine is not None:
-                return
-            engine = Engine(self._address, self._prefix, self._news, self._times, self._check)
-            engine.start()
-            self._engine = engine
-            self._pid = os.getpid()
-            self.lifelines = private_folder(self.url, self.namespace)
-
-    def _leave_to_parent(self) -> None:
-        """In a forked child: what was open is the parent's."""
-        engine, self._engine, self._pid = self._engine, None, 0
-        self._lock = threading.Lock()  # a thread of the parent may have held the old one
-        if engine is not None:
-            _left.append(engine)
+    def _make_engine(self) -> Engine:
+        return Engine(self._address, self._prefix, self._news, self._times, self._check)
 
     async def _check(self, connection: AbstractConnection) -> None:
         """On each new connection: it may lead to another server than the one before."""
-        server = await opening.examine(connection, self.url, self._required)
+        server = await opening.examine(connection, self.url, self.required)
         await opening.prepare(connection, self.url, self._prefix, server.run, create=self._create)
         await opening.load(connection)
         self.durability = server.durability
@@ -126,29 +89,11 @@ class RedisStore:
 
     def _times(self) -> tuple[Arg, Arg]:
         """Nothing, for the server has a clock, unless somebody set another one."""
-        if isinstance(self._clock, SystemClock):
+        if isinstance(self.clock, SystemClock):
             return "", ""
-        return repr(self._clock.now()), repr(self._clock.monotonic())
-
-    async def close(self) -> None:
-        await asyncio.to_thread(self.close_now)
-
-    def close_now(self) -> None:
-        """``close`` for callers without an event loop; blocks."""
-        with self._lock:
-            engine, self._engine = self._engine, None
-            if engine is not None and self._pid == os.getpid():
-                engine.close()
-        self._news.missed()
+        return repr(self.clock.now()), repr(self.clock.monotonic())
 
     # -- the protocol
-
-    async def add(self, jobs: Sequence[Job], capacity: int | None = None) -> Sequence[Added]:
-        return await self._do(self._add_op(jobs, capacity)) if jobs else []
-
-    def add_now(self, jobs: Sequence[Job], capacity: int | None = None) -> Sequence[Added]:
-        """``add`` for callers without an event loop; blocks until it is durable."""
-        return self._hand_over(self._add_op(jobs, capacity)).result() if jobs else []
 
     def _add_op(self, jobs: Sequence[Job], capacity: int | None) -> Op[Sequence[Added]]:
         check_jobs(jobs)
@@ -157,43 +102,6 @@ class RedisStore:
             self._running().listen()
             self._news.look(ROOM, self._news.count(ROOM, {job.queue for job in jobs}))
         return Op("add", jobs=jobs, capacity=capacity)
-
-    async def claim(
-        self,
-        queues: Sequence[str],
-        tasks: Sequence[str | None],
-        limit: int,
-        lease: float,
-        worker: str,
-        newest: bool = False,
-    ) -> Sequence[Claim]:
-        if limit <= 0:
-            self._running()
-            return []
-        return await self._do(
-            self._claim_op(queues, tasks, limit, lease, worker, newest), self._unclaim
-        )
-
-    def claim_soon(
-        self,
-        queues: Sequence[str],
-        tasks: Sequence[str | None],
-        limit: int,
-        lease: float,
-        worker: str,
-        newest: bool = False,
-    ) -> Future[Sequence[Claim]]:
-        """``claim`` for callers without an event loop; the future is set by the store's thread.
-
-        Cancelled before that, the claims go back at once.
-        """
-        if limit <= 0:
-            nothing: Future[Sequence[Claim]] = Future()
-            nothing.set_result([])
-            return nothing
-        op = self._claim_op(queues, tasks, limit, lease, worker, newest)
-        op.undo = self._unclaim
-        return self._hand_over(op)
 
     def _claim_op(
         self,
@@ -219,17 +127,7 @@ class RedisStore:
         args = partial(claim_args, queues, tasks, limit, lease, worker, newest, token)
         return Op("claim", args, parse)
 
-    async def settle(self, verdicts: Sequence[Verdict]) -> Sequence[Lost]:
-        return await self._do(self._settle_op(verdicts)) if verdicts else []
-
-    def settle_now(self, verdicts: Sequence[Verdict]) -> Sequence[Lost]:
-        """``settle`` for callers without an event loop; blocks until it is durable."""
-        return self._hand_over(self._settle_op(verdicts)).result() if verdicts else []
-
     def _settle_op(self, verdicts: Sequence[Verdict]) -> Op[Sequence[Lost]]:
-        for verdict in verdicts:
-            for job in verdict.then:
-                check_job(job)
         return Op("settle", verdicts=verdicts)
 
     async def renew(
@@ -263,12 +161,12 @@ class RedisStore:
 
     async def wait(self, queues: Sequence[str], timeout: float, *, space: bool = False) -> None:
         kind = ROOM if space else WORK
-        deadline = self._clock.monotonic() + timeout
+        deadline = self.clock.monotonic() + timeout
         self._running().listen()
         waiter = self._news.wait(kind, queues)
         try:
             while True:
-                left = deadline - self._clock.monotonic()
+                left = deadline - self.clock.monotonic()
                 if self._news.is_new(kind, queues) or left <= 0:
                     return
                 moved, due = await self._do(upkeep.idle(queues, space))
@@ -278,7 +176,7 @@ class RedisStore:
                 pause = left if engine.bell.listens else min(left, POLL)
                 if due is not None:
                     pause = min(pause, due)
-                if not await waiter.sleep(self._clock, pause) and pause < left:
+                if not await waiter.sleep(self.clock, pause) and pause < left:
                     return
         finally:
             self._news.drop(waiter)
@@ -295,19 +193,9 @@ class RedisStore:
     async def get(self, ids: Sequence[str]) -> Sequence[Job | None]:
         return await self._do_in_bites(ledger.jobs, ids)
 
-    async def find(
-        self,
-        *,
-        status: Sequence[Status] = (),
-        queue: str | None = None,
-        task: str | None = None,
-        key: str | None = None,
-        since: float | None = None,
-        until: float | None = None,
-        after: str | None = None,
-        limit: int = 100,
-    ) -> Sequence[Job]:
-        scan = ledger.Scan(status, queue, task, key, since, until, after)
+    async def _find(self, **asked: Any) -> Sequence[Job]:
+        limit: int = asked.pop("limit")
+        scan = ledger.Scan(**asked)
         self._running()
         while scan.goes_on and len(scan.found) < limit:
             await self._do(scan.find(limit - len(scan.found)))
@@ -328,17 +216,17 @@ class RedisStore:
         return scan.many
 
     async def finished(self, ids: Sequence[str], timeout: float) -> Sequence[Job]:
-        deadline = self._clock.monotonic() + timeout
+        deadline = self.clock.monotonic() + timeout
         self._running().listen()
         waiter = self._news.wait(ENDED, ids)
         try:
             while True:
-                left = deadline - self._clock.monotonic()
+                left = deadline - self.clock.monotonic()
                 found = await self._do(ledger.ended(ids, listen=left > 0))
                 if found or left <= 0:
                     return found
                 listens = self._running().bell.listens
-                rung = await waiter.sleep(self._clock, left if listens else min(left, POLL))
+                rung = await waiter.sleep(self.clock, left if listens else min(left, POLL))
                 if listens and not rung:
                     return []  # else it would have been told
         finally:
@@ -371,26 +259,8 @@ class RedisStore:
 
     # -- handing over
 
-    def _running(self) -> Engine:
-        engine = self._engine
-        if engine is None:
-            raise StoreClosed(f"{self.url} is not open: use it between open() and close()")
-        if self._pid != os.getpid():
-            raise StoreClosed(f"{self.url} was opened by process {self._pid}; open it here too")
-        return engine
-
-    async def _do(self, op: Op[T], undo: Callable[[T], None] | None = None) -> T:
-        """Cancelled in mid-call, the step is done or it is not; what it answered is undone."""
-        engine = self._running()
-        reply: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        op.reply = reply
-        engine.hand_over(op)
-        try:
-            return await reply
-        except asyncio.CancelledError:
-            if undo is not None:
-                op.orphan(undo)
-            raise
+    def _submit(self, op: Op[Any]) -> None:
+        self._running().hand_over(op)
 
     async def _do_in_bites(
         self, make: Callable[[Sequence[str]], Op[Sequence[T]]], ids: Sequence[str]
@@ -401,19 +271,3 @@ class RedisStore:
             bite: Sequence[T] = await self._do(make(ids[first : first + BITE]))
             found += bite
         return found
-
-    def _hand_over(self, op: Op[T]) -> Future[T]:
-        """For callers without an event loop: answered whether anybody waits or not."""
-        engine = self._running()
-        reply: Future[T] = Future()
-        op.reply = reply
-        engine.hand_over(op)
-        return reply
-
-    def _unclaim(self, claimed: Sequence[Claim]) -> None:
-        """Nobody received these claims: they go back as if they had never been made."""
-        engine = self._engine
-        if claimed and engine is not None:
-            back = [give_back(claim, started=False) for claim in claimed]
-            with contextlib.suppress(StoreError):
-                engine.hand_over(Op("settle", verdicts=back))

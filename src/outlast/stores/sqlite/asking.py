@@ -37,12 +37,12 @@ def claim_op(
     newest: bool = False,
     *,
     patient: bool = False,
-) -> Op[list[Claim]]:
+) -> Op[Sequence[Claim]]:
     """One claim. A patient one waits in the writer until there is news of these queues."""
     seen: Mapping[str, int] = {}
     short = False
 
-    def run(moves: Moves) -> list[Claim]:
+    def run(moves: Moves) -> Sequence[Claim]:
         nonlocal seen, short
         seen = news.count(WORK, queues)
         found = claim(moves, chance, queues, tasks, limit, lease, worker, newest)
@@ -63,16 +63,16 @@ def claim_op(
 
 
 async def wait_for(
-    op: Op[list[Claim]],
+    op: Op[Sequence[Claim]],
     timeout: float,
     enough: asyncio.Future[None],
     writer: Writer,
     reader: Reader,
     clock: Clock,
-    undo: Callable[[list[Claim]], None],
-) -> list[Claim]:
+    undo: Callable[[Sequence[Claim]], None],
+) -> Sequence[Claim]:
     """The answer of a patient claim. Cancelled, what was claimed goes back."""
-    reply: asyncio.Future[list[Claim]] = asyncio.get_running_loop().create_future()
+    reply: asyncio.Future[Sequence[Claim]] = asyncio.get_running_loop().create_future()
 
     async def alarm() -> None:
         """Nobody brings news of what was delayed and is due now."""

@@ -46,7 +46,7 @@ class SqliteJoined:
     ) -> None:
         self._connection = connection
         self._namespace = namespace
-        self._clock = clock
+        self.clock = clock
         self._told = told
 
     async def add(self, jobs: Sequence[Job]) -> list[Added]:
@@ -80,7 +80,7 @@ class SqliteJoined:
             )
         refuse_attached(connection)
         # What is known of lines may be rolled back any time, so nothing is kept between calls.
-        moves = Moves(self._namespace, self._clock)
+        moves = Moves(self._namespace, self.clock)
         moves.attach(connection)
         try:
             connection.execute("SAVEPOINT outlast")
@@ -186,38 +186,33 @@ class Joinable:
 
     path: str
     namespace: str
-    _clock: Clock
+    clock: Clock
     _identity: Identity
-    _required: Durability
+    required: Durability
     _vfs: str | None
 
     if TYPE_CHECKING:
 
         def _writing(self) -> Writer: ...
-        def _check_open(self) -> None: ...
-
-    @property
-    def clock(self) -> Clock:
-        return self._clock
 
     @property
     def identity(self) -> Identity:
         return self._identity
 
     def joined(self, connection: Any) -> SqliteJoined:
-        self._check_open()
+        self._writing()
         self._check_theirs(connection)
         return self.joined_on(connection)
 
     def joined_on(self, connection: apsw.Connection) -> SqliteJoined:
-        return SqliteJoined(connection, self.namespace, self._clock, self.news_from_outside)
+        return SqliteJoined(connection, self.namespace, self.clock, self.news_from_outside)
 
     async def begin(self, within: float, connection: Any = None) -> SqliteTransaction:
-        self._check_open()
+        self._writing()
         ours = connection is None
         if ours:
             connection = await asyncio.to_thread(
-                schema.connect, self.path, self._required, self._vfs
+                schema.connect, self.path, self.required, self._vfs
             )
         else:
             self._check_theirs(connection)
@@ -246,7 +241,7 @@ class Joinable:
                 "transaction over two files is not atomic in a power cut"
             )
         refuse_attached(connection)
-        wanted = schema.synchronous_for(self._required)
+        wanted = schema.synchronous_for(self.required)
         found = connection.pragma("synchronous")
         if found < wanted:
             raise DurabilityError(

@@ -20,11 +20,11 @@ from outlast.stores.sqlite.op import Op
 from outlast.stores.sqlite.rows import crc, dump, fetch, opts_of
 from outlast.stores.sqlite.schema import CANCELLED, DEAD, DONE, READY, WAITING
 from outlast.stores.sqlite.steps import EPOCH, STARTS, forget, sent
+from outlast.stores.surface import Surface
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from outlast.clock import Clock
     from outlast.stores.sqlite.ledger import Reads
     from outlast.stores.sqlite.moves import Moves
 
@@ -96,15 +96,11 @@ _STATES = {Status.DONE: DONE, Status.DEAD: DEAD, Status.CANCELLED: CANCELLED}
 _INFINITY = float("inf")
 
 
-class Moved:
+class Moved(Surface):
     """The ``Movable`` part of the store."""
-
-    namespace: str
-    _clock: Clock
 
     if TYPE_CHECKING:
 
-        async def _do(self, op: Op[T], undo: Callable[[T], None] | None = None) -> T: ...
         async def _read(self, run: Callable[[Reads], T]) -> T: ...
 
     async def departure(self) -> Departure | None:
@@ -119,7 +115,7 @@ class Moved:
         return await self._do(Op(partial(_stay, name=self._departure, mark=mark), True))
 
     async def pack(self, after: str, limit: int) -> Crate | None:
-        return await self._read(partial(_pack, after=after, limit=limit, now=self._clock.now()))
+        return await self._read(partial(_pack, after=after, limit=limit, now=self.clock.now()))
 
     async def discard(self, limit: int) -> int:
         return await self._do(Op(partial(_discard, limit=limit), True, limit))

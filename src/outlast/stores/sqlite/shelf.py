@@ -86,11 +86,11 @@ class SqliteShelf:
 
     def get(self, keys: Sequence[str]) -> list[bytes | None]:
         """The values, aligned with the keys."""
-        return self._read(partial(_get, keys=keys, now=self._store._clock.now()))
+        return self._read(partial(_get, keys=keys, now=self._store.clock.now()))
 
     def starting(self, prefix: str) -> dict[str, bytes]:
         """All values whose keys begin so, in order."""
-        return self._read(partial(_starting, prefix=prefix, now=self._store._clock.now()))
+        return self._read(partial(_starting, prefix=prefix, now=self._store.clock.now()))
 
     def _do(self, run: Callable[[Moves], T], *, synced: bool = True) -> T:
         return self._store._hand_over(Op(run, synced)).result()

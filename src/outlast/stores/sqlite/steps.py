@@ -10,12 +10,11 @@ from outlast.stores.news import WORK
 from outlast.stores.sqlite.op import Op
 from outlast.stores.sqlite.rows import dump, fetch
 from outlast.stores.sqlite.schema import READY, WAITING
+from outlast.stores.surface import Surface
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from concurrent.futures import Future
 
-    from outlast.clock import Clock
     from outlast.job import Claim
     from outlast.stores.sqlite.ledger import Reads
     from outlast.stores.sqlite.moves import Moves
@@ -127,23 +126,19 @@ def _event(reads: Reads, event: str, now: float) -> bytes | None:
     return found
 
 
-class Stepped:
+class Stepped(Surface):
     """The ``Stepping`` part of the store."""
-
-    _clock: Clock
 
     if TYPE_CHECKING:
 
-        async def _do(self, op: Op[T], undo: Callable[[T], None] | None = None) -> T: ...
-        def _hand_over(self, op: Op[T]) -> Future[T]: ...
         async def _read(self, run: Callable[[Reads], T]) -> T: ...
         def _reading(self) -> Reader: ...
 
     async def recall(self, claim: Claim) -> Sequence[Step]:
-        return await self._read(partial(_recall, job=claim.job.id, now=self._clock.now()))
+        return await self._read(partial(_recall, job=claim.job.id, now=self.clock.now()))
 
     def recall_now(self, claim: Claim) -> Sequence[Step]:
-        return self._reading().now(partial(_recall, job=claim.job.id, now=self._clock.now()))
+        return self._reading().now(partial(_recall, job=claim.job.id, now=self.clock.now()))
 
     async def remember(self, claim: Claim, step: Step) -> bool:
         return await self._do(Op(partial(remember, claim=claim, step=step), synced=True))
@@ -156,4 +151,4 @@ class Stepped:
         return await self._do(Op(run, synced=True))
 
     async def event(self, event: str) -> bytes | None:
-        return await self._read(partial(_event, event=event, now=self._clock.now()))
+        return await self._read(partial(_event, event=event, now=self.clock.now()))

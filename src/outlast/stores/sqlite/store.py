@@ -8,23 +8,18 @@ processes share, so that a wall clock that jumps ends none of them.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import threading
-from concurrent.futures import Future
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import apsw
 
 from outlast import lifeline
-from outlast.chance import SystemChance
-from outlast.clock import SystemClock
-from outlast.errors import StoreClosed, StoreError, StoreUnavailable
-from outlast.job import give_back
-from outlast.limits import check_job, check_jobs, is_plain
+from outlast.errors import StoreError, StoreUnavailable
+from outlast.limits import check_jobs, is_plain
 from outlast.store import Durability, Feature
-from outlast.stores.news import ENDED, ROOM, WORK, News
+from outlast.stores.news import ENDED, ROOM, WORK
 from outlast.stores.sqlite import files, opening, schema, upkeep
 from outlast.stores.sqlite.asking import claim_op, wait_for
 from outlast.stores.sqlite.backup import backup
@@ -73,34 +68,25 @@ class SqliteStore(Stepped, Joinable, Moved):
         vfs: str | None = None,
     ) -> None:
         self.path = files.real(path)
-        self.url = file_url(self.path)
+        super().__init__(
+            file_url(self.path),
+            namespace=namespace,
+            durability=durability,
+            create=create,
+            clock=clock,
+            chance=chance,
+        )
         self.library = schema.library()
-        self.namespace = namespace
-        self.durability = Durability.POWER if durability is None else durability
-        self.lifelines: Path | None = files.companion(self.path)
-        self._required = self.durability
-        self._create = create
-        self._clock = clock or SystemClock()
-        self._chance = chance or SystemChance()
+        self.lifelines = files.companion(self.path)
         self._vfs = vfs
-        self._lock = threading.Lock()
-        self._pid = 0
         self._writer: Writer | None = None
         self._reader: Reader | None = None
         self._bell: Bell | None = None
         self._ballast = files.Ballast(files.companion(self.path))
-        self._news = News()
-
-    def __repr__(self) -> str:
-        return f"SqliteStore({self.url!r}, namespace={self.namespace!r})"
 
     # -- opening and closing
 
-    async def open(self) -> None:
-        await asyncio.to_thread(self.open_now)
-
     def open_now(self) -> None:
-        """``open`` for callers without an event loop; blocks."""
         if self._pid not in (0, os.getpid()):
             self._lock = threading.Lock()  # a thread of the parent may have held it
         with self._lock:
@@ -122,7 +108,7 @@ class SqliteStore(Stepped, Joinable, Moved):
     def _open(self) -> None:
         connect = opening.prepare(
             self.path,
-            self._required,
+            self.required,
             create=self._create,
             store_id=self._chance.token().hex(),
             vfs=self._vfs,
@@ -132,8 +118,8 @@ class SqliteStore(Stepped, Joinable, Moved):
         if not self._ballast.is_needed():
             self._ballast.keep()
         writer = Writer(
-            connect, Moves(self.namespace, self._clock), self.path, folder, identity,
-            self._ballast, self._required, self._news.heard, self._ring,
+            connect, Moves(self.namespace, self.clock), self.path, folder, identity,
+            self._ballast, self.required, self._news.heard, self._ring,
         )  # fmt: skip
         try:
             self._reader = Reader(connect, self.namespace, identity)
@@ -155,11 +141,7 @@ class SqliteStore(Stepped, Joinable, Moved):
         while anybody and self._hand_over(Op(upkeep.recover_stranded, synced=True)).result():
             pass
 
-    async def close(self) -> None:
-        await asyncio.to_thread(self.close_now)
-
     def close_now(self) -> None:
-        """``close`` for callers without an event loop; blocks."""
         with self._lock:
             self._shut()
         self._news.missed()
@@ -179,18 +161,14 @@ class SqliteStore(Stepped, Joinable, Moved):
 
     # -- the protocol
 
-    async def add(self, jobs: Sequence[Job], capacity: int | None = None) -> list[Added]:
+    async def add(self, jobs: Sequence[Job], capacity: int | None = None) -> Sequence[Added]:
         writer, op = self._writing(), self._add_op(jobs, capacity)
-        reply: asyncio.Future[list[Added]] = asyncio.get_running_loop().create_future()
+        reply: asyncio.Future[Sequence[Added]] = asyncio.get_running_loop().create_future()
         op.reply = reply
         writer.submit(op)
         return await reply
 
-    def add_now(self, jobs: Sequence[Job], capacity: int | None = None) -> list[Added]:
-        """``add`` for callers without an event loop; blocks until it is durable."""
-        return self._hand_over(self._add_op(jobs, capacity)).result()
-
-    def _add_op(self, jobs: Sequence[Job], capacity: int | None) -> Op[list[Added]]:
+    def _add_op(self, jobs: Sequence[Job], capacity: int | None) -> Op[Sequence[Added]]:
         model = check_jobs(jobs)
         if model is not None and capacity is None and is_plain(model):
             return Op(None, True, len(jobs), jobs, model)
@@ -205,18 +183,6 @@ class SqliteStore(Stepped, Joinable, Moved):
             self._news.look(ROOM, seen)
             raise
 
-    async def claim(
-        self,
-        queues: Sequence[str],
-        tasks: Sequence[str | None],
-        limit: int,
-        lease: float,
-        worker: str,
-        newest: bool = False,
-    ) -> list[Claim]:
-        op = self._claim_op(queues, tasks, limit, lease, worker, newest)
-        return [] if op is None else await self._do(op, self._unclaim)
-
     async def claim_next(
         self,
         queues: Sequence[str],
@@ -226,69 +192,29 @@ class SqliteStore(Stepped, Joinable, Moved):
         worker: str,
         timeout: float,
         enough: asyncio.Future[None],
-    ) -> list[Claim]:
+    ) -> Sequence[Claim]:
         op = self._claim_op(queues, tasks, limit, lease, worker, patient=True)
-        place = self._writing(), self._reading(), self._clock, self._unclaim
-        return [] if op is None else await wait_for(op, timeout, enough, *place)
-
-    def claim_now(
-        self,
-        queues: Sequence[str],
-        tasks: Sequence[str | None],
-        limit: int,
-        lease: float,
-        worker: str,
-        newest: bool = False,
-    ) -> list[Claim]:
-        """``claim`` for callers without an event loop; blocks."""
-        return self.claim_soon(queues, tasks, limit, lease, worker, newest).result()
-
-    def claim_soon(
-        self,
-        queues: Sequence[str],
-        tasks: Sequence[str | None],
-        limit: int,
-        lease: float,
-        worker: str,
-        newest: bool = False,
-    ) -> Future[list[Claim]]:
-        """``claim`` for callers without an event loop; the future is set by the writer's thread.
-
-        Cancelled before that, the claims go back at once.
-        """
-        op = self._claim_op(queues, tasks, limit, lease, worker, newest)
-        if op is None:
-            nothing: Future[list[Claim]] = Future()
-            nothing.set_result([])
-            return nothing
-        op.undo = self._unclaim
-        return self._hand_over(op)
+        place = self._writing(), self._reading(), self.clock, self._unclaim
+        return await wait_for(op, timeout, enough, *place) if limit > 0 else []
 
     def _claim_op(
         self,
         queues: Sequence[str],
         tasks: Sequence[str | None],
         limit: int,
-        *others: Any,
+        lease: float,
+        worker: str,
+        newest: bool = False,
+        *,
         patient: bool = False,
-    ) -> Op[list[Claim]] | None:
-        self._check_open()
-        if limit <= 0:
-            return None
+    ) -> Op[Sequence[Claim]]:
+        self._writing()
         self._listen()
-        return claim_op(self._news, self._chance, queues, tasks, limit, *others, patient=patient)
+        return claim_op(
+            self._news, self._chance, queues, tasks, limit, lease, worker, newest, patient=patient
+        )
 
-    async def settle(self, verdicts: Sequence[Verdict]) -> list[Lost]:
-        return await self._do(self._settle_op(verdicts)) if verdicts else []
-
-    def settle_now(self, verdicts: Sequence[Verdict]) -> list[Lost]:
-        """``settle`` for callers without an event loop; blocks until it is durable."""
-        return self._hand_over(self._settle_op(verdicts)).result() if verdicts else []
-
-    def _settle_op(self, verdicts: Sequence[Verdict]) -> Op[list[Lost]]:
-        for verdict in verdicts:
-            for job in verdict.then:
-                check_job(job)
+    def _settle_op(self, verdicts: Sequence[Verdict]) -> Op[Sequence[Lost]]:
         return Op(partial(settle, verdicts=verdicts), synced=True, size=len(verdicts))
 
     async def renew(
@@ -298,7 +224,7 @@ class SqliteStore(Stepped, Joinable, Moved):
         return await self._do(Op(run, synced=False, size=len(claims)))
 
     async def recover(self, limit: int) -> int:
-        run = partial(upkeep.recover, limit=limit, asked=self._clock.monotonic())
+        run = partial(upkeep.recover, limit=limit, asked=self.clock.monotonic())
         return await self._do(Op(run, synced=True))
 
     async def recover_worker(self, worker: str, cause: Death) -> int:
@@ -309,54 +235,39 @@ class SqliteStore(Stepped, Joinable, Moved):
 
     async def wait(self, queues: Sequence[str], timeout: float, *, space: bool = False) -> None:
         kind = ROOM if space else WORK
-        deadline = self._clock.monotonic() + timeout
+        deadline = self.clock.monotonic() + timeout
         while True:
-            self._check_open()
+            self._writing()
             self._listen()
             waiter = self._news.wait(kind)
             try:
                 if self._news.is_new(kind, queues):
                     return
-                left = deadline - self._clock.monotonic()
+                left = deadline - self.clock.monotonic()
                 due = None if space else await self._read(Reads.next_due)
                 if due is not None:
-                    left = min(left, due - self._clock.now())
+                    left = min(left, due - self.clock.now())
                 if left <= 0:
                     return
                 if self._writer is not None:
-                    await waiter.sleep(self._clock, left)
+                    await waiter.sleep(self.clock, left)
             finally:
                 self._news.drop(waiter)
 
     async def depth(self, queue: str) -> Depth:
-        return await self._read(partial(Reads.depth, queue=queue, now=self._clock.now()))
+        return await self._read(partial(Reads.depth, queue=queue, now=self.clock.now()))
 
     def depth_now(self, queue: str) -> Depth:
         """``depth`` for callers without an event loop; blocks."""
-        return self._reading().now(partial(Reads.depth, queue=queue, now=self._clock.now()))
+        return self._reading().now(partial(Reads.depth, queue=queue, now=self.clock.now()))
 
     # -- the ledger
 
     async def get(self, ids: Sequence[str]) -> Sequence[Job | None]:
         return await self._read(partial(Reads.get, ids=ids))
 
-    async def find(
-        self,
-        *,
-        status: Sequence[Status] = (),
-        queue: str | None = None,
-        task: str | None = None,
-        key: str | None = None,
-        since: float | None = None,
-        until: float | None = None,
-        after: str | None = None,
-        limit: int = 100,
-    ) -> Sequence[Job]:
-        run = partial(
-            Reads.find, status=status, queue=queue, task=task, key=key, since=since, until=until,
-            after=after, limit=limit,
-        )  # fmt: skip
-        return await self._read(run)
+    async def _find(self, **asked: Any) -> Sequence[Job]:
+        return await self._read(partial(Reads.find, **asked))
 
     async def cancel(self, ids: Sequence[str]) -> Sequence[Cancelled]:
         return await self._do(Op(partial(upkeep.cancel, ids=ids), synced=True, size=len(ids)))
@@ -376,17 +287,17 @@ class SqliteStore(Stepped, Joinable, Moved):
                 return total
 
     async def finished(self, ids: Sequence[str], timeout: float) -> Sequence[Job]:
-        deadline = self._clock.monotonic() + timeout
+        deadline = self.clock.monotonic() + timeout
         while True:
-            self._check_open()
+            self._writing()
             self._listen()
             waiter = self._news.wait(ENDED)
             try:
                 ended = await self._read(partial(Reads.ended, ids=ids))
-                left = deadline - self._clock.monotonic()
+                left = deadline - self.clock.monotonic()
                 if ended or left <= 0:
                     return ended
-                await waiter.sleep(self._clock, left)
+                await waiter.sleep(self.clock, left)
             finally:
                 self._news.drop(waiter)
 
@@ -394,7 +305,7 @@ class SqliteStore(Stepped, Joinable, Moved):
         return await self._read(Reads.namespaces)
 
     async def lines(self) -> Sequence[Line]:
-        return await self._read(partial(Reads.lines, now=self._clock.now()))
+        return await self._read(partial(Reads.lines, now=self.clock.now()))
 
     async def pause(self, queue: str, paused: bool = True) -> None:
         await self._do(Op(partial(upkeep.pause, queue=queue, paused=paused), synced=True))
@@ -406,11 +317,11 @@ class SqliteStore(Stepped, Joinable, Moved):
         await self._do(Op(partial(upkeep.leave, worker=worker), synced=False))
 
     async def workers(self) -> Sequence[WorkerInfo]:
-        return await self._read(partial(Reads.workers, now=self._clock.now()))
+        return await self._read(partial(Reads.workers, now=self.clock.now()))
 
     async def backup(self, path: Path) -> dict[str, Any]:
-        self._check_open()
-        connect = partial(schema.connect, self.path, self._required, self._vfs)
+        self._writing()
+        connect = partial(schema.connect, self.path, self.required, self._vfs)
         found = await asyncio.to_thread(backup, connect, self.path, path)
         # For the doctor, which asks when the last one was made.
         await self._do(Op(upkeep.note_backup, True))
@@ -419,50 +330,13 @@ class SqliteStore(Stepped, Joinable, Moved):
     # -- the writer and the reader
 
     def _writing(self) -> Writer:
-        self._check_open()
-        writer = self._writer
-        assert writer is not None
-        return writer
+        return self._used(self._writer)
 
     def _reading(self) -> Reader:
-        self._check_open()
-        reader = self._reader
-        assert reader is not None
-        return reader
+        return self._used(self._reader)
 
-    def _check_open(self) -> None:
-        if self._writer is None:
-            raise StoreClosed(f"{self.url} is not open: use it between open() and close()")
-        if self._pid != os.getpid():
-            raise StoreClosed(f"{self.url} was opened by process {self._pid}; open it here too")
-
-    async def _do(self, op: Op[T], undo: Callable[[T], None] | None = None) -> T:
-        """Cancelled in mid-call, the step is done or it is not; what it answered is undone."""
-        writer = self._writing()
-        reply: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        op.reply = reply
-        writer.submit(op)
-        try:
-            return await reply
-        except asyncio.CancelledError:
-            if undo is not None:
-                op.orphan(undo)
-            raise
-
-    def _hand_over(self, op: Op[T]) -> Future[T]:
-        """For callers without an event loop: answered whether anybody waits or not."""
-        writer = self._writing()
-        reply: Future[T] = Future()
-        op.reply = reply
-        writer.submit(op)
-        return reply
-
-    def _unclaim(self, claimed: Sequence[Claim]) -> None:
-        """Nobody received these claims: they go back as if they had never been made."""
-        if claimed and self._writer is not None:
-            back = [give_back(claim, started=False) for claim in claimed]
-            with contextlib.suppress(StoreError):
-                self._writer.submit(self._settle_op(back))
+    def _submit(self, op: Op[Any]) -> None:
+        self._used(self._writer).submit(op)
 
     async def _read(self, run: Callable[[Reads], T]) -> T:
         return await self._reading().do(run)
