@@ -26,9 +26,10 @@ def lost(folder: Path, broker: str, **options: Any) -> set[int]:
         for number in range(1, TASKS):
             rig.send("note", number)
         victim = rig.worker("-c", "1", "-P", "prefork")
-        until(lambda: rig.starts() == [0], PATIENCE, "the first task runs")
+        # The filesystem transport keeps no order: another may have come before it.
+        until(lambda: 0 in rig.starts(), PATIENCE, "the task that holds runs")
         rig.kill(victim)
-        assert rig.ends() == []
+        assert 0 not in rig.ends()
         rig.open_gate()
         rig.worker("-c", "1", "-P", "prefork", name="second")
         # Queues are served in order, and what comes back comes before what is sent now.
@@ -45,6 +46,7 @@ def lost(folder: Path, broker: str, **options: Any) -> set[int]:
 def test_side_by_side(tmp_path: Path) -> None:
     """The same program, killed in the same way, with acks_late and reject_on_worker_lost."""
     files = {"data_folder_in": "data", "data_folder_out": "data", "processed_folder": "done"}
+    files["control_folder"] = "control"
     theirs_sql = lost(tmp_path / "sqla", f"sqla+sqlite:///{tmp_path}/sqla/broker.db")
     theirs_files = lost(tmp_path / "files", "filesystem://", **files)
     ours = lost(tmp_path / "ours", f"outlast+sqlite:///{tmp_path}/ours/app.db")
