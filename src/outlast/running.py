@@ -116,6 +116,11 @@ class Current:
         return self._job.attempt
 
     @property
+    def failures(self) -> int:
+        """How many of its earlier runs failed; those that were cut short are not counted."""
+        return self._job.failures
+
+    @property
     def headers(self) -> Mapping[str, str]:
         """What the caller sent along."""
         return self._job.headers

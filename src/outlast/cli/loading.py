@@ -52,12 +52,13 @@ def find_app(spec: str) -> Outlast:
 
     name, path = split(spec)
     module = import_module(name)
-    apps = _things(module, Outlast)
+    apps = {**_things(module, Outlast), **_below(module)}
     if not path:
         if len({id(app) for app in apps.values()}) == 1:
             return next(iter(apps.values()))
         raise click.UsageError(f"{name} holds {_counted(apps, 'app')}; write {name}:APP")
     found = _walk(module, path, apps, f"its apps are {listed(apps)}")
+    found = apps.get(path, found)
     if isinstance(found, Outlast):
         return found
     raise click.UsageError(
@@ -225,6 +226,15 @@ def _things(module: ModuleType | None, kind: type[T]) -> dict[str, T]:
     if module is None:
         return {}
     return {name: value for name, value in vars(module).items() if isinstance(value, kind)}
+
+
+def _below(module: ModuleType) -> dict[str, Outlast]:
+    """The apps below others, such as that of a ``contrib.celery.compat.Celery``."""
+    if "outlast.contrib.celery.compat" not in sys.modules:
+        return {}
+    from outlast.contrib.celery.compat import Celery
+
+    return {name: found.outlast for name, found in _things(module, Celery).items()}
 
 
 def _kind(thing: Any) -> str:

@@ -1,0 +1,1 @@
+"""Beside Celery, and instead of it."""

@@ -1,0 +1,168 @@
+"""Instead of Celery: the same program on Celery and on ours, and ours through kills."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tests.proof.patience import until
+from tests.servers import RedisServer
+
+from outlast.job import Status
+from outlast.stores import connect
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+HERE = Path(__file__).parent
+OURS = [sys.executable, "-m", "outlast", "worker", "shop:app", "--create", "--concurrency", "4"]
+THEIRS = [
+    sys.executable, "-m", "celery", "-A", "shop", "worker", "-P", "threads", "-c", "4",
+    "--without-gossip", "--without-mingle", "--without-heartbeat",
+]  # fmt: skip
+
+
+def put(folder: Path, *, ours: bool) -> None:
+    """The program, with one import or the other."""
+    text = (HERE / "shop.py").read_text()
+    if ours:
+        changed = text.replace("from celery import", "from outlast.contrib.celery.compat import")
+        assert changed.count("\n") == text.count("\n")
+        text = changed
+    (folder / "shop.py").write_text(text)
+    (folder / "ask.py").write_text((HERE / "ask.py").read_text())
+
+
+@contextmanager
+def worker(command: list[str], folder: Path, url: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A worker in a process group of its own, which is killed in the end."""
+    with open(folder / "log", "ab") as log:
+        process = subprocess.Popen(
+            command, cwd=folder, env={**os.environ, "SHOP_URL": url, "C_FORCE_ROOT": "1"},
+            stdout=log, stderr=log, start_new_session=True,
+        )  # fmt: skip
+    try:
+        yield process
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait(60)
+
+
+def ask(folder: Path, url: str) -> dict[str, Any]:
+    done = subprocess.run(
+        [sys.executable, "ask.py"], cwd=folder, env={**os.environ, "SHOP_URL": url},
+        capture_output=True, text=True, check=False, timeout=110,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr + (folder / "log").read_text()[-2000:]
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+@pytest.fixture
+def server() -> Iterator[RedisServer]:
+    server = RedisServer()
+    server.start()
+    yield server
+    server.remove()
+
+
+@pytest.mark.needs("redis")
+def test_the_same_program_on_both(tmp_path: Path, server: RedisServer) -> None:
+    answers = {}
+    for name, command, url in (
+        ("theirs", THEIRS, f"{server.url()}/0"),
+        ("ours", OURS, "sqlite:///shop.db"),
+    ):
+        folder = tmp_path / name
+        folder.mkdir()
+        put(folder, ours=name == "ours")
+        with worker(command, folder, url):
+            answers[name] = ask(folder, url)
+    # Theirs says either, by which of the two it sees first.
+    assert answers["theirs"].pop("failed in a chord") in ("raised ValueError", "raised ChordError")
+    assert answers["ours"].pop("failed in a chord") == "raised ValueError"
+    assert answers["ours"] == answers["theirs"]
+    # And both are right, not alike in being wrong.
+    assert answers["ours"]["inside"] == 43
+    assert answers["ours"]["retried too often"] == "raised ValueError"
+    assert answers["ours"]["notes"] == [
+        "4", "ValueError no True", "ValueError still no True", "failure below zero [-1]",
+        "success ['told', True, 1] [1]",
+    ]  # fmt: skip
+
+
+PROGRAM = """
+import os, time
+from pathlib import Path
+from outlast.contrib.celery.compat import Celery, chain, chord
+
+app = Celery("shop", broker="sqlite:///shop.db")
+RUNS = Path(__file__).parent / "runs"
+
+def ran(what):
+    handle = os.open(RUNS, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    os.write(handle, f"{what}\\n".encode())
+    os.close(handle)
+
+@app.task
+def part(n):
+    ran(f"part {n}")
+    time.sleep(0.02)
+    return n
+
+@app.task
+def total(numbers):
+    ran("total")
+    return sum(numbers)
+
+@app.task
+def double(n):
+    return 2 * n
+
+if __name__ == "__main__":
+    flow = chord([chain(part.si(n), part.si(n), double.s()) for n in range(40)], total.s())
+    print((flow | double.s()).delay().id)
+"""
+
+
+async def test_a_chord_through_kills(tmp_path: Path) -> None:
+    """Each step is stored with the end of the one before, so nothing is lost or started twice."""
+    (tmp_path / "shop.py").write_text(PROGRAM)
+    command = [sys.executable, "shop.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    id, runs = done.stdout.strip(), tmp_path / "runs"
+
+    def lines() -> int:
+        return len(runs.read_text().splitlines()) if runs.exists() else 0
+
+    for _ in range(4):
+        before = lines()
+        with worker(OURS, tmp_path, ""):
+            until(lambda before=before: lines() > before + 12, 60, "runs")  # type: ignore[misc]
+    store: Any = connect(f"sqlite:///{tmp_path}/shop.db")
+    await store.open()
+    try:
+        with worker(OURS, tmp_path, ""):
+            job = None
+            while job is None:
+                (job,) = await store.get((id,))
+                await store.wait(["default"], 0.1)
+            (job,) = await store.finished((id,), 60)
+        assert (job.status, job.result) == (Status.DONE, str(4 * sum(range(40))).encode())
+        jobs = await store.find(limit=1000)
+        counts = {name: sum(job.task == name for job in jobs) for name in {j.task for j in jobs}}
+        assert counts["shop.part"] == 80
+        assert counts["shop.double"] == 41
+        assert counts["shop.total"] == 1
+        assert {job.failures for job in jobs} == {0}
+        # What was cut short ran again, and nothing that had ended did.
+        assert lines() >= 81
+    finally:
+        await store.close()
