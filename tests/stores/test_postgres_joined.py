@@ -394,6 +394,7 @@ async def test_a_lost_answer_to_the_commit_is_found_out(app: Outlast) -> None:
                 return answer
 
             opened._wire.key = _Breaking(opened._wire, breaks)
+        runs.append("went on")
 
     handle = await sell.enqueue()
     await drain(app)
@@ -401,7 +402,7 @@ async def test_a_lost_answer_to_the_commit_is_found_out(app: Outlast) -> None:
     assert await ask("SELECT item FROM sold") == []
     clock.advance(3600)
     await drain(app)
-    assert runs == ["before", "after"]
+    assert runs == ["before", "after", "went on"]
     assert await ask("SELECT item FROM sold") == ["tea"]
     assert await handle.status() is Status.DONE
 

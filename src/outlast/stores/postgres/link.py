@@ -190,12 +190,16 @@ class Link:
             raise
 
     async def let_go(self) -> None:
-        """Undo what was not committed, or drop the connection if that takes long."""
+        """Undo what was not committed, or drop the connection, so that the server does."""
         try:
             connection = self._connection
-            if connection is not None and connection.is_in_transaction():
+            if connection is None or connection.is_closed():
+                self._drop()
+            elif connection.is_in_transaction():
                 async with asyncio.timeout(ROLLBACK):
                     await connection.execute("ROLLBACK")
+        except Exception:
+            self._drop()
         except BaseException:
             self._drop()
             raise

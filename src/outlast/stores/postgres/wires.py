@@ -65,7 +65,7 @@ class AsyncpgWire:
         """It begins none by itself."""
 
     def in_transaction(self) -> bool:
-        return bool(self._connection.is_in_transaction())
+        return not self._connection.is_closed() and bool(self._connection.is_in_transaction())
 
     async def begin(self) -> None:
         if self.in_transaction():
