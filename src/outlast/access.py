@@ -37,10 +37,13 @@ class Access:
         self._lent = False
         self.bridge = Bridge(connect)
 
-    async def open(self, check: Callable[[Feature], None]) -> None:
-        """Open the store, or count one more user of it; ``check`` sees what it can do first."""
+    async def open(self, check: Callable[[Feature], None], borrowed: Store | None = None) -> None:
+        """Open the store, or count one more user of it; ``check`` sees what it can do first.
+
+        ``borrowed`` is taken as the store if there is none yet: it serves a worker already.
+        """
         while True:
-            session = self._here()
+            session = self._here(borrowed)
             async with session.lock:
                 if session is not self._session:
                     continue  # whoever had the lock has just closed this one
@@ -129,7 +132,7 @@ class Access:
         session = self._session
         return None if session is None or not session.users else session.store.features
 
-    def _here(self) -> _Session:
+    def _here(self, borrowed: Store | None = None) -> _Session:
         session = self._session
         loop = asyncio.get_running_loop()
         if session is not None and (session.pid != os.getpid() or session.loop.is_closed()):
@@ -138,7 +141,8 @@ class Access:
             self._left.append(session)
             session = None
         if session is None:
-            session = self._session = _Session(self._connect(), loop)
+            session = self._session = _Session(borrowed or self._connect(), loop)
+            self._lent = borrowed is not None
         elif session.loop is not loop:
             raise self._elsewhere(session)
         return session

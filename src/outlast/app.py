@@ -338,6 +338,15 @@ class Outlast:
         return self._connect(url, self._create if create is None else create)
 
     @asynccontextmanager
+    async def opened_on(self, store: Store) -> AsyncIterator[Self]:
+        """The app open on a store that is open here for a worker: one for both."""
+        await self._access.open(self._desk.check_all, store)
+        try:
+            yield self
+        finally:
+            await self.close()
+
+    @asynccontextmanager
     async def worker(
         self,
         *,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import os
 import re
 import sys
 from pathlib import Path
@@ -291,6 +292,34 @@ async def test_three_connections_a_worker_and_one_for_a_producer(
     await side.prune(10)
     assert await ask(server, count) == 3
     await side.close()
+
+
+async def test_three_connections_a_worker_process(server: PostgresServer, tmp_path: Path) -> None:
+    """Pool, LISTEN, renewal: and no more for the app that is open in it."""
+    (tmp_path / "shop.py").write_text(
+        "from outlast import Outlast\napp = Outlast()\n"
+        "@app.task(name='more')\nasync def more(n: int) -> None:\n"
+        "    if n:\n        await more.enqueue(n - 1)\n"
+    )
+    schema = f"s{next(_numbers)}"
+    worker = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "outlast", "worker", "shop:app", "--create", cwd=tmp_path,
+        env=os.environ | {"OUTLAST_URL": server.url(schema=schema), "PYTHONPATH": str(tmp_path)},
+    )  # fmt: skip
+    try:
+        store = open_at(server.url(schema=schema))
+        await store.open()
+        await store.add([Job(id=f"j{next(_numbers)}", task="more", payload=b'{"n":9}')])
+        await store.close()
+        async with asyncio.timeout(60):
+            done = f"SELECT count(*) FROM {schema}.ended, {schema}.workers"
+            while await ask(server, done) < 10:
+                assert worker.returncode is None
+        count = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'outlast'"
+        assert await ask(server, count) == 3
+    finally:
+        worker.terminate()
+        await worker.wait()
 
 
 async def test_a_role_with_no_more_rights_than_the_page_says(server: PostgresServer) -> None:

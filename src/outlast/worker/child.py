@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 import threading
-from contextlib import AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from typing import TYPE_CHECKING, Any, Protocol
 
 from outlast.errors import ConfigurationError, OutlastError, StoreFull
@@ -41,11 +41,9 @@ class WorkerApp(Protocol):
         """A store, not open yet."""
         ...
 
-    async def __aenter__(self) -> object:
-        """Opens the app itself in this loop, since tasks enqueue other tasks."""
+    def opened_on(self, store: Store) -> AbstractAsyncContextManager[object]:
+        """The app itself open in this loop, since tasks enqueue other tasks; on that store."""
         ...
-
-    async def __aexit__(self, *error: Any) -> bool | None: ...
 
 
 def load(options: WorkerOptions) -> Any:
@@ -75,7 +73,7 @@ class _Child:
         self._files = Files() if options.reload else None
         self._changed = False
         self._stops = 0
-        self._open_app: Callable[[], Awaitable[object]] | None = None
+        self._open_app: Callable[[Store], Awaitable[object]] | None = None
 
     def run(self) -> int:
         """The exit code."""
@@ -114,15 +112,15 @@ class _Child:
             threading.Thread(target=self._watch_files, daemon=True).start()
         async with AsyncExitStack() as stack:
             # Only after the worker's store, which may refuse to create a missing file.
-            self._open_app = lambda: stack.enter_async_context(app)
+            self._open_app = lambda store: stack.enter_async_context(app.opened_on(store))
             await self._worker.run()
 
     async def _report(self, worker: Worker) -> None:
         """Say that the store is open, and wait for the word to begin."""
-        assert self._open_app is not None
-        await self._open_app()
         store, marks = worker.store, worker.marks
+        assert self._open_app is not None
         assert store is not None
+        await self._open_app(store)
         assert self._go is not None
         warnings = await self._check(store)
         self._say(

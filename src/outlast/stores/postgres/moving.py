@@ -165,7 +165,8 @@ class Moved(Surface):
         async def _read(self, work: Callable[[Turn], Awaitable[T]]) -> T: ...
 
     async def departure(self) -> Departure | None:
-        text = await self._read(partial(_noted, name=_DEPARTURE))
+        # Not a read: the store beside a worker's has one connection, and asks this now and then.
+        text = await self._do(Op(partial(_noted, name=_DEPARTURE), promised=False))
         return None if text is None else msgspec.json.decode(text, type=Departure)
 
     async def depart(self, mark: Departure, before: Departure | None) -> int:
