@@ -20,7 +20,7 @@ UNSUPPORTED: dict[str, set[str]] = {
     "memory": {"JOIN", "PROMPT", "backup"},
     "sqlite": set(),
     "postgresql": {"PROMPT", "backup"},
-    "redis": {"STEPS", "JOIN", "PROMPT", "backup"},
+    "redis": {"JOIN", "PROMPT", "backup"},
 }
 
 

@@ -24,6 +24,7 @@ _PARTS = {
     "scan": ("base", "scan"),
     "settle": ("base", "insert", "settle"),
     "steer": ("base", "steer"),
+    "steps": ("base", "steps"),
 }
 
 

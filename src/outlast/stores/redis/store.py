@@ -20,6 +20,7 @@ from outlast.stores.redis import ledger, opening, upkeep
 from outlast.stores.redis.claims import claim_args, claims_from
 from outlast.stores.redis.engine import Engine
 from outlast.stores.redis.op import Op
+from outlast.stores.redis.steps import Stepped
 from outlast.stores.surface import Served
 
 if TYPE_CHECKING:
@@ -45,10 +46,10 @@ BITE = 500
 """Jobs that one call of the server touches, where the caller could name any number."""
 
 
-class RedisStore(Served[Engine]):
+class RedisStore(Stepped, Served[Engine]):
     """The jobs of one namespace on a server."""
 
-    features = ~(Feature.STEPS | Feature.JOIN | Feature.PROMPT)
+    features = ~(Feature.JOIN | Feature.PROMPT)
 
     def __init__(
         self,

@@ -33,6 +33,8 @@ def settle_args(verdicts: Sequence[Verdict], again: bool) -> list[Arg]:
             text = dump(failure)
             if failure.kind == "crash":
                 marks += "c"
+        elif verdict.event is not None:
+            text = verdict.event.encode()
         what = "back" if verdict.kind == "give_back" else verdict.kind
         args += (
             verdict.claim.job.id, verdict.claim.receipt.hex(), what, marks, repr(verdict.delay),

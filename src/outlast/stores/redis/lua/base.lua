@@ -4,7 +4,7 @@
 -- A line is QUEUE/TASK, or QUEUE for items without a task; neither name can hold a slash.
 --
 --   P m          hash     seq (of the newest job), schema, run (of the server), lease (the longest),
---                         fence (the last)
+--                         fence (the last), event (how many woke somebody)
 --   P g          set      all lines that were ever used;  P g QUEUE: those of one queue
 --   P n LINE     hash     counts: q(ueued), r(unning), d(one), x (dead), c(ancelled)
 --   P j ID       string   a job as it was added: length, header, body (the client's own)
@@ -26,6 +26,10 @@
 --   P i          hash     somebody sleeps and wants to hear of: w QUEUE (work), r QUEUE (room)
 --   P a          hash     somebody waits for the end of: ID
 --   P u, P v     hash     workers: what they say of themselves; zset: when they last said it
+--   P d ID       hash     steps: NAME: until when, length, the event that is waited for, the client's
+--   P c EVENT    zset     who waits for an event, as ID NUL NAME: by the last event it has seen
+--   P r, P R     hash     events: until when, token, payload; zset: when they are forgotten
+--   P W          zset     events that have still to wake somebody, by their number
 --
 -- Outside of P, where the server is no cluster: outlast:namespaces, a set of those ever used.
 --
@@ -90,7 +94,7 @@ end
 --
 -- State: st(atus), a(ttempt), f(ailures), c(rashes), u (suspect), v (receipt), z (the one before),
 -- w(orker), n (fence), b(egan), e(nded), k (a cancel was asked for), F(ailure), G (progress), R (a result
--- follows), t (due instead of run_at, or false), o (expires_at is void).
+-- follows), t (due instead of run_at, or false), o (expires_at is void), d (there are steps).
 
 local function header(id)
   local text = call('GETRANGE', P .. 'j' .. id, 0, 511)
@@ -322,9 +326,54 @@ local function promote(line, limit)
   return #due > 0, #due == limit
 end
 
+-- Steps and events
+
+local function awaited(step)
+  local size = select(2, struct.unpack('>dI4', step))
+  return sub(step, 13, 12 + size)
+end
+
+local function forget_steps(id)
+  local steps = call('HGETALL', P .. 'd' .. id)
+  for n = 1, #steps, 2 do
+    local event = awaited(steps[n + 1])
+    if event ~= '' then call('ZREM', P .. 'c' .. event, id .. '\0' .. steps[n]) end
+  end
+  call('UNLINK', P .. 'd' .. id)
+end
+
+-- The payload of an event that is remembered, and the token of the call that sent it.
+local function sent(event)
+  local text = call('HGET', P .. 'r', event)
+  if not text or struct.unpack('>d', text) <= now then return nil end
+  return sub(text, 25), sub(text, 9, 24)
+end
+
+-- At most so many of those who wait for events that were sent go on; whether there may be more.
+local function wake_waiting(limit)
+  local event, number = unpack(call('ZRANGE', P .. 'W', 0, 0, 'WITHSCORES'))
+  if not event then return false end
+  local members = call('ZRANGEBYSCORE', P .. 'c' .. event, '-inf', '(' .. number, 'LIMIT', 0, limit)
+  for _, member in ipairs(members) do
+    call('ZADD', P .. 'c' .. event, number, member)
+    local id = member:match('^%Z+')
+    local H, S = header(id), state(id)
+    local due = H and S.st == 'q' and due_of(H, S)
+    if due and due > now then
+      take_out(id, H, S)
+      S.t = false
+      save(id, S)
+      put(id, H, S)
+    end
+  end
+  if #members < limit then call('ZREM', P .. 'W', event) end
+  return call('EXISTS', P .. 'W') == 1
+end
+
 -- The ends of jobs
 
 local function remove(id, H, S)
+  if S.d then forget_steps(id) end
   call('UNLINK', P .. 'j' .. id, P .. 's' .. id)
   call('XDEL', P .. 't', H[1] .. '-0')
   count(H[2], S.st, -1)

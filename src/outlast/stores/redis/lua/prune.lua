@@ -1,4 +1,4 @@
--- Expiring, then forgetting jobs, then keys: `limit` in all. Needs base.lua.
+-- Expiring, then forgetting jobs, keys and events: `limit` in all. Needs base.lua.
 -- ARGV: now, mono, limit. Answer: how many.
 
 local limit, many = tonumber(ARGV[3]), 0
@@ -23,6 +23,12 @@ for _, field in ipairs(due('f')) do
   forget_key(field)
   many = many + 1
 end
+for _, event in ipairs(due('R')) do
+  call('HDEL', P .. 'r', event)
+  call('ZREM', P .. 'R', event)
+  many = many + 1
+end
+wake_waiting(STEPS) -- whom the sender of an event has left asleep, should it have died
 local old = call('ZRANGEBYSCORE', P .. 'v', '-inf', now - 3600, 'LIMIT', 0, STEPS)
 for _, worker in ipairs(old) do
   call('HDEL', P .. 'u', worker)

@@ -1,7 +1,8 @@
 -- Settling: each verdict whose receipt still holds its job. Needs base.lua and insert.lua.
 -- ARGV: now, mono, again, how many, then six of each: id, receipt, what (done, retry, back, dead,
 -- cancelled), marks (s: it had started, c: the failure is a crash, r: there is a result), delay,
--- failure or result; then options and jobs that follow, each with the index of its verdict.
+-- failure, result or
+-- awaited event; then options and jobs that follow, each with the index of its verdict.
 -- Answer: the indexes of those that were not held. With `again` the answer to the same call was
 -- lost: what was settled by the same receipt before counts as held, what is gone as settled.
 
@@ -36,6 +37,7 @@ local function apply(id, H, S, what, marks, delay, text)
       S.F = text
     end
     if started then S.u = nil end
+    if what == 'back' and text ~= '' and sent(text) then delay = 0 end
     if delay > 0 then S.t = now + delay end
     requeue(id, H, S)
   end

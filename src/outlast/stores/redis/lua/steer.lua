@@ -44,7 +44,7 @@ local function revive()
     count(H[2], S.st, -1)
     count(H[2], 'q', 1)
     call('ZREM', P .. 'z', id)
-    S = {st = 'q', a = 0, t = false, o = true, F = S.F, z = S.z}
+    S = {st = 'q', a = 0, t = false, o = true, F = S.F, z = S.z, d = S.d}
     save(id, S)
     if H[11] then take_key(id, H) end
     put(id, H, S)
