@@ -41,7 +41,7 @@ SELECTION = {
     "test_canvas.py": """test_chain::test_complex_chain
         test_group::test_nested_group_chord_counting_mixed test_chord::test_chord_order""",
 }
-"""Of Celery's tests, what every run has the time for: each asks its worker for seconds if it is idle."""
+"""Of Celery's tests, what every run has the time for: each waits seconds for all to be idle."""
 
 
 class Missing(Exception):
