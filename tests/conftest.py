@@ -36,6 +36,11 @@ def _redis() -> str | None:
     return _missing_tools("redis-server")
 
 
+def _rabbitmq() -> str | None:
+    found = any(Path("/usr/lib/rabbitmq/lib").glob("rabbitmq_server-*/sbin/rabbitmq-server"))
+    return None if found else "RabbitMQ is not installed (Debian: rabbitmq-server)"
+
+
 def _cut() -> str | None:
     """A power cut needs a file system of our own to cut: root, and the tools to make one."""
     if os.geteuid() != 0:
@@ -63,7 +68,11 @@ def _py313() -> str | None:
     return "OUTLAST_PY313 names no Python 3.13 with its test package (scripts/test looks for one)"
 
 
-_PROBES = {"servers": _servers, "redis": _redis, "cut": _cut, "netns": _netns, "py313": _py313}
+_PROBES = {
+    "servers": _servers, "redis": _redis, "rabbitmq": _rabbitmq, "cut": _cut, "netns": _netns,
+    "py313": _py313,
+}  # fmt: skip
+_SERVERS = ("redis", "rabbitmq")
 
 
 def pytest_configure() -> None:
@@ -90,7 +99,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             reason = missing(what)
             if reason is None:
                 continue
-            if what in required or (what == "redis" and "servers" in required):
+            if what in required or (what in _SERVERS and "servers" in required):
                 pytest.fail(f"OUTLAST_REQUIRE names {what!r}, but: {reason}", pytrace=False)
             pytest.skip(f"needs {what}: {reason}")
 

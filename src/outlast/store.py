@@ -59,7 +59,9 @@ class Feature(Flag):
     DELAY = auto()
     """Due times and delayed retries."""
     PRIORITY = auto()
-    """Priorities and ranks."""
+    """Priorities: exact, or in the bands that the store's page names."""
+    ORDER = auto()
+    """Ranks, the newest first, and a place that is kept by what is given back."""
     KEYS = auto()
     """Idempotency keys."""
     REPEATS = auto()

@@ -65,7 +65,16 @@ async def take(
     newest: bool = False,
 ) -> list[Claim]:
     """Claim, with the queue and the task that `job` has if nothing else is said."""
-    return list(await store.claim(queues, tasks, limit, lease, worker, newest))
+    claims = list(await store.claim(queues, tasks, limit, lease, worker, newest))
+    catch_up = getattr(store, "catch_up", None)
+    while catch_up is not None and len(claims) < limit:
+        # A broker tells by itself what there is, a moment later: here that moment is waited for.
+        await catch_up(queues, tasks)
+        more = await store.claim(queues, tasks, limit - len(claims), lease, worker, newest)
+        claims += more
+        if not more:
+            break
+    return claims
 
 
 async def start(store: FullStore, *jobs: Job, lease: float = FOREVER, worker: str = "w1") -> Any:

@@ -21,6 +21,19 @@ UNSUPPORTED: dict[str, set[str]] = {
     "sqlite": set(),
     "postgresql": {"PROMPT", "backup"},
     "redis": {"JOIN", "PROMPT", "backup"},
+    "rabbitmq": {
+        "ORDER",
+        "KEYS",
+        "REPEATS",
+        "RESULTS",
+        "INSPECT",
+        "LANES",
+        "CAPACITY",
+        "STEPS",
+        "JOIN",
+        "PROMPT",
+        "backup",
+    },
 }
 
 

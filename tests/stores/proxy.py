@@ -33,8 +33,12 @@ class Proxy:
         return self._cut_at is None
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            theirs, ours = await asyncio.open_connection("127.0.0.1", self.target)
+        except OSError:
+            writer.close()
+            return
         self._open += 1
-        theirs, ours = await asyncio.open_connection("127.0.0.1", self.target)
         asked = bytearray()
         ways = (
             asyncio.ensure_future(self._pass(reader, ours, asked)),

@@ -61,7 +61,7 @@ class PriorityQueue(Queue[T], asyncio.PriorityQueue[Any]):
     """
 
     _window = Ranked
-    _needs = Feature.PRIORITY
+    _needs = Feature.ORDER | Feature.PRIORITY
 
     def __init__(
         self,

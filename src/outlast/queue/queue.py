@@ -75,7 +75,7 @@ class Queue(asyncio.Queue[T]):
     """
 
     _window: Callable[[], Window] = Fifo
-    _needs = Feature(0)
+    _needs = Feature.ORDER
 
     def __init__(
         self,

@@ -34,9 +34,10 @@ def connect(
     process that use the name. ``postgresql://user@host/database`` is a PostgreSQL server, with the
     driver of the extra ``postgres``. ``redis://user:password@host:6379/0`` is a Redis or Valkey
     server, with that of the extra ``redis``; ``rediss://`` speaks TLS, ``unix:///path`` is a
-    socket. ``durability``, here or as ``?durability=`` in the URL, is what must hold: power if
-    nothing is said, and just memory for a memory store. With ``create=False`` a missing file is an
-    error of ``open``.
+    socket. ``amqp://user:password@host:5672/vhost`` is RabbitMQ, with that of the extra
+    ``rabbitmq``; ``amqps://`` speaks TLS. ``durability``, here or as ``?durability=`` in the URL,
+    is what must hold: power if nothing is said, and just memory for a memory store. With
+    ``create=False`` a missing file is an error of ``open``.
 
     Raises ``ConfigurationError`` for a URL, a namespace or a combination that can't be meant.
     """
@@ -91,6 +92,17 @@ def _open(
             namespace=namespace,
             durability=required,
             create=create,
+            clock=clock,
+            chance=chance,
+        )
+    if address.scheme == "rabbitmq":
+        from outlast.stores.rabbitmq import open_rabbitmq
+
+        return open_rabbitmq(
+            place,
+            address.options,
+            namespace=namespace,
+            durability=required,
             clock=clock,
             chance=chance,
         )

@@ -17,9 +17,10 @@ __all__ = ["Address", "file_url", "parse", "redact"]
 
 _EXAMPLES = (
     "memory://, sqlite:///jobs.db (this folder), sqlite:////var/lib/app/jobs.db,"
-    " postgresql://user@host/database or redis://host:6379/0"
+    " postgresql://user@host/database, redis://host:6379/0 or amqp://host:5672/vhost"
 )
-_LATER = ("amqp", "amqps")
+_RABBIT = ("amqp", "amqps")
+_RABBIT_OPTIONS = ("consumer_timeout", "cafile")
 _POSTGRES = ("postgresql", "postgres")
 _POSTGRES_OPTIONS = ("schema", "pooler", "notify")
 _REDIS = {
@@ -77,11 +78,7 @@ def parse(url: str) -> Address:
     if match is None:
         raise ConfigurationError(f"{redact(url)!r} is not a store URL: use {_EXAMPLES}")
     scheme = match[1].lower()
-    if scheme in _LATER:
-        raise ConfigurationError(
-            f"{redact(url)!r}: {scheme} is not in this version: use {_EXAMPLES}"
-        )
-    if scheme not in ("memory", "sqlite", *_POSTGRES, *_REDIS):
+    if scheme not in ("memory", "sqlite", *_POSTGRES, *_REDIS, *_RABBIT):
         raise ConfigurationError(f"{redact(url)!r}: no store is called {scheme!r}: use {_EXAMPLES}")
     if any(not mark.isprintable() for mark in url):
         raise ConfigurationError(f"{redact(url)!r} holds a character that can't be seen")
@@ -92,6 +89,8 @@ def parse(url: str) -> Address:
         return _server(rest, query, url)
     if scheme in _REDIS:
         return _redis(_REDIS[scheme], rest, query, url)
+    if scheme in _RABBIT:
+        return _rabbit(scheme, rest, query, url)
     return Address(
         scheme=scheme,
         path=_room(rest, url) if scheme == "memory" else _file(rest, url),
@@ -152,6 +151,35 @@ def _redis(scheme: str, rest: str, query: str, url: str) -> Address:
             " unix:///path?db=0; write %40 for an @ in a password, %2F for a /"
         )
     return Address(scheme="redis", path=path, durability=_durability(ours, url))
+
+
+def _rabbit(scheme: str, rest: str, query: str, url: str) -> Address:
+    """A virtual host of a RabbitMQ broker: what the client needs is ours to say."""
+    ours: dict[str, str] = {}
+    asked: list[tuple[str, str]] = []
+    for name, value in parse_qsl(query, keep_blank_values=True):
+        if name in _RABBIT_OPTIONS and name not in ours:
+            ours[name] = value
+        elif name == "durability":
+            asked.append((name, value))
+        else:
+            raise ConfigurationError(
+                f"{redact(url)!r}: after the ? there may be durability=,"
+                f" {'= and '.join(_RABBIT_OPTIONS)}=, each once"
+            )
+    path = f"{scheme}://{rest}"
+    try:
+        parts = urlsplit(path)
+        fits = parts.port != 0 and bool(parts.hostname) and "/" not in parts.path[1:]
+    except ValueError:
+        fits = False
+    if not fits:
+        raise ConfigurationError(
+            f"{redact(url)!r} can't be read: use amqp://user:password@host:5672/vhost; write %40"
+            " for an @ in a password, %2F for a / in it or in the name of a virtual host"
+        )
+    durability = _durability(urlencode(asked), url)
+    return Address(scheme="rabbitmq", path=path, durability=durability, options=ours)
 
 
 def _room(rest: str, url: str) -> str:

@@ -42,6 +42,7 @@ class MemoryStore(Moved):
     features = (
         Feature.DELAY
         | Feature.PRIORITY
+        | Feature.ORDER
         | Feature.KEYS
         | Feature.REPEATS
         | Feature.RESULTS

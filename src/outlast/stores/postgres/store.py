@@ -61,6 +61,7 @@ class PostgresStore(Stepped, Joinable, Moved, Served[Engine]):
     features = (
         Feature.DELAY
         | Feature.PRIORITY
+        | Feature.ORDER
         | Feature.KEYS
         | Feature.REPEATS
         | Feature.RESULTS

@@ -1,0 +1,151 @@
+"""Declares what a message needs before it is sent, and says what stands in the way."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from typing import TYPE_CHECKING, Any
+
+from pika.exceptions import AMQPError, ChannelClosed
+
+from outlast.errors import ConfigurationError, DurabilityError
+from outlast.stores.rabbitmq.faults import mapped
+from outlast.stores.rabbitmq.topology import (
+    DELIVER,
+    deliver_key,
+    level_arguments,
+    level_name,
+    level_patterns,
+    line_arguments,
+    news_name,
+    plain_arguments,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from outlast.stores.rabbitmq.link import Channel, Link
+    from outlast.stores.rabbitmq.topology import Place
+
+__all__ = ["Declaring"]
+
+_log = logging.getLogger(__name__)
+
+_OTHER = re.compile(r"inequivalent arg '([^']+)'")
+_MISMATCH = 406
+_WEAK = {"x-queue-type", "x-max-priority", "durable", "auto_delete", "exclusive"}
+"""Where these differ it is no durable quorum queue: those have no priorities that are declared."""
+
+
+class Declaring:
+    """What is declared over one connection, on a channel of its own: a refusal closes it."""
+
+    def __init__(self, link: Link, version: tuple[int, ...], namespace: str, shown: str) -> None:
+        self.news = news_name(namespace)
+        self._link = link
+        self._version = version
+        self._shown = shown
+        self._channel: Channel | None = None
+        self._known: set[str] = set()
+        self._levels = -1
+        self._one = asyncio.Lock()
+
+    def has(self, name: str, level: int) -> bool:
+        """Whether a queue, and the ladder up to this level, were there."""
+        return name in self._known and level <= self._levels
+
+    def forget(self, name: str) -> None:
+        """It turned out to be gone, and so may be anything."""
+        self._known.discard(name)
+        self._levels = -1
+
+    async def begin(self) -> None:
+        """What everything else is bound to. Raises our errors."""
+        async with self._one:
+            raw = (await self._open()).raw
+            await self._say(raw.exchange_declare, DELIVER, "topic", durable=True)
+            await self._say(raw.exchange_declare, self.news, "fanout", durable=True)
+
+    async def declare(self, place: Place, level: int) -> bool:
+        """A line with its dead, and the ladder up to a level; whether the line is new to us.
+
+        Raises our errors; a queue that is there with other arguments is left as it is.
+        """
+        async with self._one:
+            new = place.name not in self._known
+            if new:
+                await self._queue(place.dead, plain_arguments(self._version))
+                await self._queue(place.name, line_arguments(self._version, place.dead))
+                raw = (await self._open()).raw
+                await self._say(raw.queue_bind, place.name, DELIVER, deliver_key(place.name))
+                self._known.add(place.name)
+            for each in range(self._levels + 1, level + 1):
+                await self._level(each)
+                self._levels = each
+            return new
+
+    async def _level(self, level: int) -> None:
+        name = level_name(level)
+        await self._queue(name, level_arguments(level))
+        raw = (await self._open()).raw
+        waits, passes = level_patterns(level)
+        below = level_name(level - 1)
+        await asyncio.gather(
+            self._say(raw.exchange_declare, name, "topic", durable=True),
+            self._say(raw.queue_bind, name, name, waits),
+            self._say(raw.exchange_bind, below, name, passes),
+        )
+
+    async def _queue(self, name: str, arguments: Mapping[str, Any]) -> None:
+        """Declare it. The broker names one difference at a time, so it is asked again for the rest.
+
+        A limit of deliveries alone may be that of the broker's version that it was made by.
+        """
+        differ: list[str] = []
+        rest, why, is_other = dict(arguments), "", True
+        while is_other:
+            try:
+                await self._try_queue(name, rest)
+                is_other = False
+            except ChannelClosed as error:
+                other = _OTHER.search(error.reply_text)
+                if error.reply_code != _MISMATCH or other is None:
+                    raise mapped(error, self._shown) from error
+                differ.append(other[1])
+                why = why or error.reply_text
+                if rest.pop(other[1], None) is None:
+                    break
+            except AMQPError as error:
+                raise mapped(error, self._shown) from error
+        if not differ:
+            return
+        if differ == ["x-delivery-limit"] and not is_other:
+            _log.warning("%s: queue %s keeps its own delivery limit", self._shown, name)
+            return
+        if _WEAK.intersection(differ):
+            raise DurabilityError(
+                f"{self._shown}: queue {name!r} is there already and is no durable quorum queue: it"
+                f" can lose what was confirmed, so nothing is put into it ({why}). Empty and delete"
+                " it, and it is made anew"
+            )
+        raise ConfigurationError(
+            f"{self._shown}: queue {name!r} is there already with another {' and '.join(differ)},"
+            f" and is left as it is: {why}. Empty and delete it, and it is made anew"
+        )
+
+    async def _try_queue(self, name: str, arguments: Mapping[str, Any]) -> None:
+        channel = await self._open()
+        await channel.ask(channel.raw.queue_declare, name, durable=True, arguments=dict(arguments))
+
+    async def _say(self, call: Any, *args: Any, **more: Any) -> None:
+        channel = await self._open()
+        try:
+            await channel.ask(call, *args, **more)
+        except AMQPError as error:
+            raise mapped(error, self._shown) from error
+
+    async def _open(self) -> Channel:
+        if self._channel is None or self._channel.why is not None:
+            self._channel = await self._link.channel()
+        return self._channel

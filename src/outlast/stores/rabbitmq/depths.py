@@ -1,0 +1,52 @@
+"""Counts what waits in a queue, as far as a broker tells a client."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from pika.exceptions import AMQPError, ChannelClosed
+
+from outlast.errors import StoreUnavailable
+from outlast.job import Depth
+from outlast.stores.rabbitmq.faults import mapped
+from outlast.stores.rabbitmq.topology import dead_name
+
+if TYPE_CHECKING:
+    from outlast.stores.rabbitmq.engine import Engine
+    from outlast.stores.rabbitmq.op import Op
+
+__all__ = ["count"]
+
+_MISSING = 404
+
+
+async def count(engine: Engine, op: Op[Depth], namespace: str, queue: str) -> None:
+    """Of the tasks that this store has had to do with; the ladder's jobs are in no queue yet."""
+    names = [place.name for place in engine.places(queue)]
+    try:
+        dead, *ready = await asyncio.gather(
+            *(_ready(engine, name) for name in (dead_name(namespace, queue), *names))
+        )
+        waiting, running = engine.intake.counts(queue)
+        op.answer = Depth(ready=sum(ready) + waiting, running=running, dead=dead)
+    except Exception as error:
+        op.error = error
+    engine.answer(op)
+
+
+async def _ready(engine: Engine, name: str) -> int:
+    link = engine.link
+    if link is None:
+        raise StoreUnavailable(f"{engine.shown}: not connected")
+    channel = await link.channel()
+    try:
+        answer = await channel.ask(channel.raw.queue_declare, name, passive=True, durable=True)
+    except ChannelClosed as error:
+        if error.reply_code == _MISSING:
+            return 0
+        raise mapped(error, engine.shown) from error
+    except AMQPError as error:
+        raise mapped(error, engine.shown) from error
+    await channel.close()
+    return int(answer.method.message_count)

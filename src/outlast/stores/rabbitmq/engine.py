@@ -1,0 +1,304 @@
+"""The store's own thread and event loop: one connection that publishes, one that consumes.
+
+They are apart because a broker that is short of memory or disk stops reading from who publishes,
+and an acknowledgement must get through to it even then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from outlast.errors import DurabilityError, OutlastError, StoreClosed, StoreUnavailable
+from outlast.stores.rabbitmq.intake import LOOK, Intake
+from outlast.stores.rabbitmq.link import THREAD, dial
+from outlast.stores.rabbitmq.outbox import PATIENCE, Outbox
+from outlast.stores.rabbitmq.topology import BANDS, Place
+from outlast.stores.replies import deliver
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Sequence
+
+    from outlast.stores.rabbitmq.address import Address
+    from outlast.stores.rabbitmq.held import Held
+    from outlast.stores.rabbitmq.link import Link
+    from outlast.stores.rabbitmq.op import Op
+    from outlast.stores.replies import Reply
+
+__all__ = ["Engine"]
+
+_log = logging.getLogger(__name__)
+
+OLDEST = (3, 10)
+"""The first broker that dead-letters from quorum queues without losing anything."""
+FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
+TICK = 0.5
+_NEEDED = ("publisher_confirms", "basic.nack", "consumer_cancel_notify")
+
+
+class Engine:
+    """Runs calls, and keeps its connections up."""
+
+    def __init__(
+        self,
+        address: Address,
+        namespace: str,
+        arrived: Callable[[set[str]], None],
+        give_back: Callable[[Engine, Sequence[Held]], None],
+    ) -> None:
+        self.namespace = namespace
+        self.shown = address.shown
+        self.outbox = Outbox(address, namespace)
+        self.intake = Intake(
+            namespace, address.shown, arrived, lambda helds: give_back(self, helds)
+        )
+        self.library = ""
+        self.link: Link | None = None
+        """The connection that publishes."""
+        self.loop = asyncio.new_event_loop()
+        self._address = address
+        self._calls: deque[Op[Any]] = deque()
+        self._done: list[Reply[Any]] = []
+        self._asleep = True
+        self._closing = False
+        self._consuming = False
+        self._ready: asyncio.Future[None] = self.loop.create_future()
+        """Done while there is a connection that consumes."""
+        self._away_since: float | None = None
+        self._away: OutlastError | None = None
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._version: tuple[int, ...] = ()
+        self._started = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=THREAD, daemon=True)
+
+    # -- for callers, in any thread
+
+    def start(self) -> None:
+        """Start the thread, and connect. Raises what keeps us from it; then it is closed again."""
+        self._thread.start()
+        self._started.wait()
+        try:
+            asyncio.run_coroutine_threadsafe(self._begin(), self.loop).result()
+        except BaseException:
+            self._end_thread()
+            raise
+
+    def hand_over(self, op: Op[Any]) -> None:
+        """Have a call made; it is answered whatever becomes of the broker."""
+        if self._closing:
+            raise StoreClosed("the store is closed")
+        self._calls.append(op)
+        if self._asleep:
+            self._asleep = False
+            self.loop.call_soon_threadsafe(self._serve)
+
+    def close(self) -> None:
+        """Finish what was handed over, give back what was not claimed, let go. Blocks."""
+        if self._closing:
+            return
+        self._closing = True
+        asyncio.run_coroutine_threadsafe(self._finish(), self.loop).result()
+        self._end_thread()
+
+    # -- in the thread
+
+    def answer(self, call: Reply[Any]) -> None:
+        """Have it told soon, together with others."""
+        if not self._done:
+            self.loop.call_soon(self._deliver)
+        self._done.append(call)
+
+    def spawn(self, work: Coroutine[Any, Any, Any]) -> None:
+        task = self.loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def consume(self) -> None:
+        """From now on there is a connection that consumes.
+
+        Raises ``StoreUnavailable`` if there has been none for a while.
+        """
+        if not self._consuming:
+            self._consuming = True
+            self.spawn(self._keep_consuming())
+        since = self._away_since
+        if since is not None and self._away is not None and self.loop.time() - since > PATIENCE:
+            raise type(self._away)(*self._away.args)
+
+    async def consuming(self) -> None:
+        """Return when there is a connection that consumes. Raises ``StoreUnavailable``."""
+        await asyncio.wait((self._ready,), timeout=PATIENCE)
+        if not self.intake.is_on:
+            away = self._away or StoreUnavailable(f"{self.shown}: not connected")
+            raise type(away)(*away.args)
+
+    def places(self, queue: str) -> set[Place]:
+        """The AMQP queues of a queue, as far as this store had to do with them."""
+        return {place for place in self.outbox.places if place.queue == queue} | {
+            Place.of(self.namespace, queue, task, band)
+            for asked, task in {*self.intake.asked, (queue, None)}
+            for band in BANDS
+            if asked == queue
+        }
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            _log.error("%s: a call broke", self._address, exc_info=task.exception())
+
+    def _deliver(self) -> None:
+        done, self._done = self._done, []
+        deliver(done)
+
+    def _serve(self) -> None:
+        while True:
+            while self._calls:
+                op = self._calls.popleft()
+                try:
+                    op.begin(self, op)
+                except Exception as error:
+                    op.error = error
+                    self.answer(op)
+            self._asleep = True
+            if not self._calls:
+                return
+            self._asleep = False
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        self.loop.call_soon(self._started.set)
+        self.loop.run_forever()
+
+    def _end_thread(self) -> None:
+        self._closing = True
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join()
+        self.loop.close()
+
+    async def _begin(self) -> None:
+        link = await self._connect()
+        self.spawn(self._keep_publishing(link))
+        self.spawn(self._tick())
+
+    async def _finish(self) -> None:
+        self._serve()
+        if self._consuming:
+            try:
+                await self.intake.stop()
+            except OutlastError as error:
+                _log.info("what was not claimed comes back by itself: %s", error)
+        await asyncio.wait((self.outbox.idle(),), timeout=PATIENCE)
+        if self._consuming and self.intake.is_on:
+            try:
+                await self.intake.settled()
+            except OutlastError as error:
+                _log.info("what was acknowledged last may come again: %s", error)
+        for task in list(self._tasks):
+            if task is not asyncio.current_task():
+                task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self.intake.lost()
+        self.outbox.lost(StoreUnavailable(f"{self._address.shown}: the store was closed"))
+        self.outbox.away(StoreUnavailable(f"{self._address.shown}: the store was closed"))
+        self._deliver()
+        for _ in range(5):
+            await asyncio.sleep(0)  # a transport closes its socket a turn of the loop later
+
+    # -- connections
+
+    async def _connect(self) -> Link:
+        link = await dial(self._address, "outlast publishes")
+        try:
+            self._examine(link)
+            await self.outbox.begin(link, self._version)
+        except BaseException:
+            await link.close()
+            raise
+        self.link = link
+        return link
+
+    def _examine(self, link: Link) -> None:
+        known = link.properties
+        product, version = str(known.get("product")), str(known.get("version"))
+        numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdecimal())
+        if product != "RabbitMQ" or numbers < OLDEST:
+            raise DurabilityError(
+                f"{self._address.shown} is {product} {version}: only RabbitMQ from 3.10 on keeps"
+                " what was accepted in quorum queues and in all that they lead to"
+            )
+        can = link.raw.server_capabilities or {}
+        missing = [name for name in _NEEDED if not can.get(name)]
+        if missing:
+            raise DurabilityError(f"{self._address.shown} lacks {', '.join(missing)}")
+        self._version = numbers
+        self.library = f"RabbitMQ {version}"
+
+    async def _keep_publishing(self, link: Link | None) -> None:
+        pause = FIRST_PAUSE
+        try:
+            while True:
+                if link is None:
+                    try:
+                        link = await self._connect()
+                    except OutlastError as error:
+                        self.outbox.away(error)
+                        await asyncio.sleep(pause)
+                        pause = min(pause * 2, LONGEST_PAUSE)
+                        continue
+                pause = FIRST_PAUSE
+                await link.end()
+                self.link = None
+                self.outbox.lost(StoreUnavailable(str(link.error())))
+                link = None
+        finally:
+            if link is not None:
+                await link.close()
+
+    async def _keep_consuming(self) -> None:
+        pause = FIRST_PAUSE
+        link: Link | None = None
+        self._away_since = self.loop.time()
+        try:
+            while True:
+                try:
+                    link = await dial(self._address, "outlast consumes")
+                    await self.intake.begin(link)
+                except OutlastError as error:
+                    self._away = error
+                    if link is not None:
+                        link.drop()
+                        self.intake.lost()
+                    link = None
+                    await asyncio.sleep(pause)
+                    pause = min(pause * 2, LONGEST_PAUSE)
+                    continue
+                pause = FIRST_PAUSE
+                self._away_since = self._away = None
+                self._ready.set_result(None)
+                await link.end()
+                self._ready = self.loop.create_future()
+                self._away, self._away_since = StoreUnavailable(str(link.error())), self.loop.time()
+                _log.warning("%s: what was held goes back to the broker", self._away)
+                self.intake.lost()
+                link = None
+        finally:
+            if link is not None:
+                await link.close()
+
+    async def _tick(self) -> None:
+        looked = self.loop.time()
+        while True:
+            await asyncio.sleep(TICK)
+            self.outbox.tick()
+            if not self._consuming or not self.intake.is_on:
+                continue
+            try:
+                await self.intake.rest()
+                if self.loop.time() - looked > LOOK:
+                    looked = self.loop.time()
+                    await self.intake.tick()
+            except OutlastError as error:
+                _log.info("%s", error)

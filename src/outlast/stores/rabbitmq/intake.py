@@ -1,0 +1,425 @@
+"""Consumes: what the broker delivers waits here until it is claimed, and is acknowledged from here.
+
+A worker is never sent what it doesn't know, since each task of a queue has AMQP queues of its own.
+It consumes from those that exist, hears of new ones, and looks for itself now and then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any
+
+from pika.exceptions import AMQPError, ChannelClosed
+
+from outlast.errors import OutlastError, StoreUnavailable
+from outlast.stores.rabbitmq.faults import mapped
+from outlast.stores.rabbitmq.held import Held, claimed
+from outlast.stores.rabbitmq.source import MOST, Source
+from outlast.stores.rabbitmq.topology import BANDS, Place, news_name
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Iterable, Sequence
+
+    from outlast.stores.rabbitmq.link import Channel, Link
+
+__all__ = ["Intake"]
+
+_log = logging.getLogger(__name__)
+
+LOOK = 30.0
+"""Seconds between two looks for queues nobody told us of, and for consumers that get nothing."""
+REST = 5.0
+"""Seconds without a claim after which what was sent ahead goes back, for others to take."""
+PROBES = 20
+"""Queues that are asked for at once."""
+
+Pair = tuple[str, str | None]
+
+
+class Intake:
+    """The consuming half of an engine, over one connection at a time."""
+
+    def __init__(
+        self,
+        namespace: str,
+        shown: str,
+        arrived: Callable[[set[str]], None],
+        give_back: Callable[[Sequence[Held]], None],
+    ) -> None:
+        self.asked: set[Pair] = set()
+        """Lines that were asked for, ever."""
+        self._namespace = namespace
+        self._shown = shown
+        self._arrived = arrived
+        self._give_back = give_back
+        self._link: Link | None = None
+        self._channel: Channel | None = None
+        self._sources: dict[str, Source] = {}
+        self._consumers: dict[str, Source] = {}
+        self._unacked: dict[int, Held] = {}
+        self._orders: dict[tuple[Any, Any], list[list[Source]]] = {}
+        self._caught: set[Pair] = set()
+        self._consuming: set[asyncio.Task[None]] = set()
+        """Consumers that are about to begin."""
+        self._news = ""
+        self._want = 1
+        self._count = 0
+        self._numbers = 0
+        self._claimed_at = 0.0
+        self._rings: set[str] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._probing = asyncio.Semaphore(PROBES)
+
+    @property
+    def is_on(self) -> bool:
+        return self._channel is not None
+
+    async def begin(self, link: Link) -> None:
+        """Use a new connection: consume what was asked for, as far as it exists."""
+        channel = await link.channel()
+        raw = channel.raw
+        raw.add_on_cancel_callback(self._on_cancel)
+        news = news_name(self._namespace)
+        try:
+            await channel.ask(raw.exchange_declare, news, "fanout", durable=True)
+            mine = await channel.ask(raw.queue_declare, "", exclusive=True)
+            self._news = mine.method.queue
+            await channel.ask(raw.queue_bind, self._news, news, "")
+            await channel.ask(raw.basic_consume, self._news, self._on_news, auto_ack=True)
+        except AMQPError as error:
+            raise mapped(error, self._shown) from error
+        self._link, self._channel = link, channel
+        channel.closed.add_done_callback(lambda _: self._channel_lost(channel))
+        await self._look(self.asked)
+        self._caught |= self.asked
+
+    def lost(self) -> None:
+        """The connection is gone: the broker gives all of it to others."""
+        self._link = self._channel = None
+        for held in self._unacked.values():
+            held.settled = True
+            if held.claim is not None:
+                claimed.pop(held.claim.receipt, None)
+        self._unacked.clear()
+        self._consumers.clear()
+        self._sources.clear()
+        self._orders.clear()
+        self._caught.clear()
+
+    def _channel_lost(self, channel: Channel) -> None:
+        """A channel closes alone when it held a message for too long, or asked for what is gone."""
+        if channel is self._channel and self._link is not None and self._link.raw.is_open:
+            _log.warning("%s: consuming begins anew: %s", self._shown, channel.why)
+            self._link.raw.close()
+
+    # -- claiming
+
+    def take(self, queues: Sequence[str], tasks: Sequence[str | None], limit: int) -> list[Held]:
+        """Up to so many messages, the most urgent first, and of these the first to come."""
+        self._claimed_at = asyncio.get_running_loop().time()
+        self._want = max(1, limit)
+        key = (tuple(queues), tuple(tasks))
+        bands = self._orders.get(key)
+        if bands is None:
+            bands = self._orders[key] = self._order(queues, tasks)
+        found: list[Held] = []
+        for band in bands:
+            self._take_band(band, limit, found)
+        if len(found) < limit:
+            for band in bands:
+                for source in band:
+                    if source.tag is None:
+                        self._consume_soon(source)
+                    elif source.is_full and source.prefetch < MOST:
+                        self._grow(source, limit)
+        return found
+
+    def _take_band(self, band: Sequence[Source], limit: int, found: list[Held]) -> None:
+        full = [source for source in band if source.buffer]
+        while full and len(found) < limit:
+            first = full[0] if len(full) == 1 else min(full, key=_first)
+            found.append(first.buffer.popleft())
+            if not first.buffer:
+                full.remove(first)
+
+    def _order(self, queues: Iterable[str], tasks: Iterable[str | None]) -> list[list[Source]]:
+        pairs = {(queue, task) for queue in queues for task in tasks}
+        self.asked |= pairs
+        return [
+            [
+                source
+                for source in self._sources.values()
+                if source.place.band == band and (source.place.queue, source.place.task) in pairs
+            ]
+            for band in BANDS
+        ]
+
+    def knows(self, queues: Iterable[str], tasks: Iterable[str | None]) -> bool:
+        """Whether ``catch_up`` has been done for all of these on this connection."""
+        return all((queue, task) in self._caught for queue in queues for task in tasks)
+
+    async def catch_up(self, queues: Iterable[str], tasks: Iterable[str | None]) -> None:
+        """Return when everything is here that was confirmed before, as far as it is sent ahead.
+
+        An answer on the channel that consumes comes after the deliveries that were due before it.
+        Raises our errors.
+        """
+        channel, pairs = self._channel, {(queue, task) for queue in queues for task in tasks}
+        self.asked |= pairs
+        if channel is None:
+            raise StoreUnavailable(f"{self._shown}: not connected")
+        try:
+            await channel.ask(channel.raw.queue_declare, self._news, passive=True)
+            await self._look(pairs - self._caught)
+            self._caught |= pairs
+            while self._consuming:
+                await asyncio.gather(*self._consuming)
+            names = [s.place.name for s in self._sources.values() if self._is_of(s, pairs)]
+            await asyncio.gather(
+                *(channel.ask(channel.raw.queue_declare, name, passive=True) for name in names)
+            )
+        except AMQPError as error:
+            raise mapped(error, self._shown) from error
+
+    @staticmethod
+    def _is_of(source: Source, pairs: set[Pair]) -> bool:
+        return source.tag is not None and (source.place.queue, source.place.task) in pairs
+
+    def counts(self, queue: str) -> tuple[int, int]:
+        """Of this queue: how many wait here, and how many are claimed."""
+        mine = [source for source in self._sources.values() if source.place.queue == queue]
+        waiting = sum(len(source.buffer) for source in mine)
+        return waiting, sum(source.out for source in mine) - waiting
+
+    # -- acknowledging
+
+    def acknowledge(self, helds: Sequence[Held]) -> None:
+        """Let the broker forget them; those of a connection that is gone are not ours any more."""
+        channel = self._channel
+        if channel is None or channel.why is not None:
+            return
+        for held in helds:
+            if not held.settled:
+                held.settled = True
+                held.source.out -= 1
+                if held.claim is not None:
+                    claimed.pop(held.claim.receipt, None)
+        try:
+            if (last := self._forget_first()) is not None:
+                channel.raw.basic_ack(last, multiple=True)
+            for held in helds:
+                if self._unacked.pop(held.tag, None) is not None:
+                    channel.raw.basic_ack(held.tag)
+        except AMQPError:
+            pass  # the end of the connection is about to be told
+
+    def _forget_first(self) -> int | None:
+        """The last delivery up to which all are settled: one word acknowledges them."""
+        last = None
+        while self._unacked:
+            tag = next(iter(self._unacked))
+            if not self._unacked[tag].settled:
+                break
+            del self._unacked[tag]
+            last = tag
+        return last
+
+    async def settled(self) -> None:
+        """When the broker has read all acknowledgements so far. Raises our errors."""
+        channel = self._channel
+        if channel is None:
+            return
+        try:
+            await channel.ask(channel.raw.basic_qos, prefetch_count=self._want)
+        except AMQPError as error:
+            raise mapped(error, self._shown) from error
+
+    # -- consumers
+
+    def _consume_soon(self, source: Source) -> None:
+        if not source.beginning:
+            source.beginning = True
+            self._begin(source, max(self._want, source.out + 1))
+
+    def _grow(self, source: Source, limit: int) -> None:
+        """A worker that is this fast is sent more ahead."""
+        if not source.beginning:
+            source.beginning = True
+            self._begin(source, max(2 * source.prefetch, source.out + limit))
+
+    def _begin(self, source: Source, prefetch: int) -> None:
+        task = self._spawn(self._consume(source, min(MOST, prefetch)))
+        self._consuming.add(task)
+        task.add_done_callback(self._consuming.discard)
+
+    async def _consume(self, source: Source, prefetch: int) -> None:
+        channel = self._channel
+        try:
+            if channel is None:
+                return
+            if source.tag is not None:
+                await channel.ask(channel.raw.basic_cancel, source.tag)
+            if channel is not self._channel:
+                return
+            self._count += 1
+            old, source.tag = source.tag, f"outlast.{self._count}"
+            if old is not None:
+                self._consumers.pop(old, None)
+            self._consumers[source.tag] = source
+            source.prefetch = prefetch
+            asked = channel.ask(channel.raw.basic_qos, prefetch_count=prefetch)
+            begun = channel.ask(
+                channel.raw.basic_consume, source.place.name, self._on_message,
+                consumer_tag=source.tag,
+            )  # fmt: skip
+            await asyncio.gather(asked, begun)
+        except AMQPError as error:
+            _log.info("%s: %s is not consumed: %s", self._shown, source.place.name, error)
+        finally:
+            source.beginning = False
+
+    def _on_message(self, _: Any, method: Any, properties: Any, body: bytes) -> None:
+        source = self._consumers.get(method.consumer_tag)
+        if source is None:
+            return  # it comes again when this connection ends
+        headers = properties.headers
+        crashes = int(headers.get("x-delivery-count", 0)) if headers else 0
+        self._numbers += 1
+        now = asyncio.get_running_loop().time()
+        held = Held(source, method.delivery_tag, body, crashes, self._numbers, now)
+        self._unacked[held.tag] = held
+        source.buffer.append(held)
+        source.out += 1
+        if not self._rings:
+            asyncio.get_running_loop().call_soon(self._ring)
+        self._rings.add(source.place.queue)
+
+    def _ring(self) -> None:
+        queues, self._rings = self._rings, set()
+        self._arrived(queues)
+
+    def _on_cancel(self, frame: Any) -> None:
+        """The broker ended a consumer: its queue was deleted, or moved."""
+        source = self._consumers.get(frame.method.consumer_tag)
+        if source is not None:
+            _log.warning("%s: the broker ended a consumer of %s", self._shown, source.place.name)
+            self._forget(source)
+            self._spawn(self._look({(source.place.queue, source.place.task)}))
+
+    def _forget(self, source: Source) -> None:
+        if source.tag is not None:
+            self._consumers.pop(source.tag, None)
+            source.tag = None
+        self._sources.pop(source.place.name, None)
+        self._orders.clear()
+
+    # -- finding queues
+
+    def _on_news(self, _: Any, method: Any, properties: Any, body: bytes) -> None:
+        queue, task, band = body.decode().split("\0")
+        pair = (queue, task or None)
+        if pair in self.asked and band in BANDS:
+            place = Place.of(self._namespace, *pair, band)
+            if place.name in self._sources:
+                # Somebody made it anew, perhaps, and the broker may not have told us of the end.
+                self._spawn(self._probe(place))
+            else:
+                self._found(place)
+
+    def _found(self, place: Place) -> None:
+        source = self._sources.get(place.name)
+        if source is None:
+            source = self._sources[place.name] = Source(place)
+            self._orders.clear()
+        if source.tag is None:
+            self._consume_soon(source)
+
+    async def _look(self, pairs: Iterable[Pair]) -> None:
+        """Consume from what there is of these lines."""
+        places = [Place.of(self._namespace, *pair, band) for pair in pairs for band in BANDS]
+        await asyncio.gather(*(self._probe(place) for place in places))
+
+    async def _probe(self, place: Place) -> None:
+        async with self._probing:
+            link = self._link
+            if link is None:
+                return
+            try:
+                channel = await link.channel()
+                answer = await channel.ask(
+                    channel.raw.queue_declare, place.name, passive=True, durable=True
+                )
+            except (OutlastError, AMQPError) as error:
+                if not isinstance(error, ChannelClosed) or error.reply_code != 404:
+                    _log.info("%s: %s could not be asked for: %s", self._shown, place.name, error)
+                return
+            await channel.close()
+            if link is not self._link:
+                return
+            self._check(place, answer.method.message_count, answer.method.consumer_count)
+
+    def _check(self, place: Place, ready: int, consumers: int) -> None:
+        """It exists. A consumer that gets nothing although there is something is none."""
+        source = self._sources.get(place.name)
+        if source is not None and source.tag is not None and not (consumers or source.beginning):
+            _log.warning("%s: %s is not consumed any more", self._shown, place.name)
+            self._forget(source)
+            source = None
+        if source is not None and source.tag is not None and ready and not source.is_full:
+            link = self._link
+            if source.told == self._numbers and link is not None and link.raw.is_open:
+                _log.warning("%s: nothing is delivered from %s", self._shown, place.name)
+                link.raw.close()
+                return
+            source.told = self._numbers
+        if source is None or not self._resting():
+            self._found(place)
+
+    def _resting(self) -> bool:
+        return asyncio.get_running_loop().time() - self._claimed_at > REST
+
+    async def tick(self) -> None:
+        """Now and then: look for queues, and give back what nobody here has use for."""
+        await self._look(self.asked)
+
+    async def rest(self) -> None:
+        """Give back what was sent ahead and is not claimed, if nobody has claimed for a while."""
+        if self._resting() and any(s.buffer for s in self._sources.values()):
+            await self.stop([source for source in self._sources.values() if source.buffer])
+
+    async def stop(self, sources: Sequence[Source] | None = None) -> None:
+        """Consume no more from these, or at all, and give back what was not claimed."""
+        channel = self._channel
+        if channel is None:
+            return
+        stopping = list(self._sources.values()) if sources is None else sources
+        mine = [source for source in stopping if source.tag is not None and not source.beginning]
+        for source in mine:
+            source.beginning = True
+        try:
+            await asyncio.gather(*(channel.ask(channel.raw.basic_cancel, s.tag) for s in mine))
+        except AMQPError as error:
+            raise StoreUnavailable(f"{self._shown}: {error}") from error
+        finally:
+            for source in mine:
+                source.beginning = False
+        back: list[Held] = []
+        for source in mine:
+            if source.tag is not None:
+                self._consumers.pop(source.tag, None)
+            source.tag = None
+            back += source.buffer
+            source.buffer.clear()
+        if back:
+            self._give_back(back)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+
+def _first(source: Source) -> int:
+    return source.buffer[0].number

@@ -1,0 +1,350 @@
+"""Publishes: many in flight, each confirmed by the broker or told to have failed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+import pika
+from pika.exceptions import AMQPError
+
+from outlast.errors import OutlastError, StoreUnavailable
+from outlast.stores.rabbitmq.declaring import Declaring
+from outlast.stores.rabbitmq.topology import delay_key, level_name
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from outlast.stores.rabbitmq.address import Address
+    from outlast.stores.rabbitmq.link import Channel, Link
+    from outlast.stores.rabbitmq.topology import Place
+
+__all__ = ["Batch", "Outbox", "Posting"]
+
+_log = logging.getLogger(__name__)
+
+WINDOW = 2000
+"""Publishes under way at once: the broker syncs what it has in one moment together."""
+PATIENCE = 5.0
+"""Seconds that a message waits for a broker that is away, or takes none."""
+CONFIRM = 15.0
+"""Seconds to wait for a confirmation before it is called unknown."""
+TRIES = 3
+"""Times that a message is sent to a queue that turns out to be gone."""
+
+
+class Batch:
+    """Messages whose fate is awaited together. ``failures`` are those that were not confirmed."""
+
+    __slots__ = ("done", "failures", "left")
+
+    def __init__(self, many: int, done: Callable[[Batch], None]) -> None:
+        self.left = many
+        self.done = done
+        self.failures: list[tuple[Posting, OutlastError, bool]] = []
+
+    def ended(self) -> None:
+        self.left -= 1
+        if not self.left:
+            self.done(self)
+
+
+class Posting:
+    """One message to a line, at once or by the ladder of delays, or to the dead of its queue."""
+
+    __slots__ = (
+        "at",
+        "batch",
+        "body",
+        "delay",
+        "id",
+        "mark",
+        "place",
+        "returned",
+        "to_dead",
+        "tries",
+    )
+
+    def __init__(
+        self,
+        id: str,
+        body: bytes,
+        place: Place,
+        batch: Batch,
+        *,
+        delay: float = 0.0,
+        to_dead: bool = False,
+        mark: Any = None,
+    ) -> None:
+        self.id = id
+        self.body = body
+        self.place = place
+        self.batch: Batch | None = batch
+        self.delay = delay
+        self.to_dead = to_dead
+        self.mark = mark
+        """Whatever the caller wants to find again."""
+        self.returned = False
+        self.tries = 0
+        self.at = 0.0
+
+    def fail(self, error: OutlastError, *, uncertain: bool) -> None:
+        batch, self.batch = self.batch, None
+        if batch is not None:
+            batch.failures.append((self, error, uncertain))
+            batch.ended()
+
+
+class Outbox:
+    """The publishing half of an engine, over one connection at a time."""
+
+    def __init__(self, address: Address, namespace: str) -> None:
+        self.blocked = ""
+        """Why the broker takes no messages, if it said so."""
+        self.places: set[Place] = set()
+        """The AMQP queues of jobs that anything was sent to."""
+        self._shown = address.shown
+        self._namespace = namespace
+        self._channel: Channel | None = None
+        self._declaring: Declaring | None = None
+        self._waiting: deque[Posting] = deque()
+        self._parked: dict[tuple[str, int], list[Posting]] = {}
+        self._unconfirmed: dict[int, Posting] = {}
+        self._tag = 0
+        self._away: OutlastError = StoreUnavailable(f"{self._shown}: not connected yet")
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._idle: asyncio.Future[None] | None = None
+
+    def idle(self) -> asyncio.Future[None]:
+        """Done when nothing waits to be sent or confirmed."""
+        self._idle = asyncio.get_running_loop().create_future()
+        self._look_idle()
+        return self._idle
+
+    def _look_idle(self) -> None:
+        idle = self._idle
+        busy = self._waiting or self._parked or self._unconfirmed
+        if idle is not None and not busy and not idle.done():
+            idle.set_result(None)
+
+    async def begin(self, link: Link, version: tuple[int, ...]) -> None:
+        """Use a new connection."""
+        channel = await link.channel()
+        declaring = Declaring(link, version, self._namespace, self._shown)
+        await declaring.begin()
+        channel.raw.add_on_return_callback(self._on_return)
+        await channel.ask(channel.raw.confirm_delivery, self._on_confirm)
+        link.raw.add_on_connection_blocked_callback(self._on_blocked)
+        link.raw.add_on_connection_unblocked_callback(self._on_unblocked)
+        self.blocked = ""
+        self._tag = 0
+        self._channel, self._declaring = channel, declaring
+        self.flush()
+
+    def lost(self, error: OutlastError) -> None:
+        """The connection is gone: what was sent may have been stored, what was not may wait."""
+        self._channel = self._declaring = None
+        self.blocked = ""
+        self._away = error
+        unknown, self._unconfirmed = self._unconfirmed, {}
+        for posting in unknown.values():
+            posting.fail(StoreUnavailable(f"{error}; it was not confirmed"), uncertain=True)
+        for parked in self._parked.values():
+            self._waiting.extendleft(reversed(parked))
+        self._parked.clear()
+
+    def away(self, error: OutlastError) -> None:
+        """It can't be reached: tell those who have waited long enough."""
+        self._away = error
+        self.tick()
+
+    def send(self, posting: Posting) -> None:
+        """Have it published; its batch is told whatever becomes of it."""
+        posting.at = asyncio.get_running_loop().time()
+        if self._waiting:
+            self._waiting.append(posting)
+            self.flush()
+        else:
+            self._try(posting)
+
+    def flush(self) -> None:
+        """Send what waits and may go."""
+        while self._waiting and self._may_send():
+            self._try(self._waiting.popleft())
+
+    def tick(self) -> None:
+        """Now and then: nothing may wait for ever."""
+        now = asyncio.get_running_loop().time()
+        while self._waiting and self._waiting[0].at < now - PATIENCE:
+            posting = self._waiting.popleft()
+            posting.fail(self._reason(), uncertain=False)
+        for posting in list(self._unconfirmed.values()):
+            if posting.at >= now - CONFIRM:
+                break
+            posting.fail(
+                StoreUnavailable(f"{self._shown}: not confirmed within {CONFIRM:g} s"),
+                uncertain=True,
+            )
+
+    def _reason(self) -> OutlastError:
+        if self.blocked:
+            return StoreUnavailable(
+                f"{self._shown}: the broker takes no messages ({self.blocked}); nothing was stored"
+            )
+        if self._channel is not None:
+            return StoreUnavailable(f"{self._shown}: the broker confirms nothing; it was not sent")
+        return type(self._away)(*self._away.args)
+
+    def _may_send(self) -> bool:
+        return self._channel is not None and not self.blocked and len(self._unconfirmed) < WINDOW
+
+    def _try(self, posting: Posting) -> None:
+        declaring = self._declaring
+        if not self._may_send() or declaring is None:
+            self._waiting.append(posting)
+            return
+        if posting.delay > 0:
+            level, key = delay_key(posting.delay, posting.place.name)
+            exchange = level_name(level)
+        else:
+            level, exchange = -1, ""
+            key = posting.place.dead if posting.to_dead else posting.place.name
+        needs = (posting.place.name, level)
+        parked = self._parked.get(needs)
+        if parked is not None:
+            parked.append(posting)
+        elif declaring.has(posting.place.name, level):
+            self._publish(posting, exchange, key)
+        else:
+            self._parked[needs] = [posting]
+            task = asyncio.get_running_loop().create_task(self._declare(posting.place, level))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _declare(self, place: Place, level: int) -> None:
+        """And send what was parked until this is there."""
+        declaring = self._declaring
+        assert declaring is not None
+        error: OutlastError | None = None
+        new = False
+        try:
+            new = await declaring.declare(place, level)
+            self.places.add(place)
+        except OutlastError as failure:
+            error = failure
+        if declaring is not self._declaring:
+            return  # the connection was lost meanwhile, and what was parked waits again
+        if new:
+            self._announce(declaring, place, lambda _: self._unpark(place, level, None))
+        else:
+            self._unpark(place, level, error)
+
+    def _announce(self, declaring: Declaring, place: Place, done: Callable[[Batch], None]) -> None:
+        """Tell the workers that there is such a queue, before there is anything in it."""
+        body = "\0".join((place.queue, place.task or "", place.band)).encode()
+        news = Posting("", body, place, Batch(1, done))
+        self._publish(news, declaring.news, "", mandatory=False)
+
+    def _unpark(self, place: Place, level: int, error: OutlastError | None) -> None:
+        for posting in self._parked.pop((place.name, level), ()):
+            if error is not None:
+                posting.fail(type(error)(*error.args), uncertain=False)
+            else:
+                self._try(posting)
+
+    def _publish(
+        self, posting: Posting, exchange: str, key: str, *, mandatory: bool = True
+    ) -> None:
+        assert self._channel is not None
+        properties = pika.BasicProperties(delivery_mode=2, message_id=posting.id)
+        posting.returned = False
+        posting.tries += 1
+        posting.at = asyncio.get_running_loop().time()
+        try:
+            self._channel.raw.basic_publish(
+                exchange, key, posting.body, properties, mandatory=mandatory
+            )
+        except AMQPError as error:  # the end of the connection is about to be told
+            if mandatory:
+                self._waiting.append(posting)
+            else:
+                posting.fail(StoreUnavailable(f"{self._shown}: {error}"), uncertain=False)
+            return
+        self._tag += 1
+        self._unconfirmed[self._tag] = posting
+
+    # -- what the broker says
+
+    def _on_confirm(self, frame: Any) -> None:
+        method = frame.method
+        tag = method.delivery_tag
+        if method.multiple:
+            tags = []
+            for each in self._unconfirmed:
+                if each > tag:
+                    break
+                tags.append(each)
+        else:
+            tags = [tag]
+        accepted = isinstance(method, pika.spec.Basic.Ack)
+        for each in tags:
+            posting = self._unconfirmed.pop(each, None)
+            if posting is not None:
+                self._confirmed(posting, accepted=accepted)
+        if self._waiting:
+            self.flush()
+        self._look_idle()
+
+    def _confirmed(self, posting: Posting, *, accepted: bool) -> None:
+        if posting.returned:
+            self._came_back(posting)
+        elif not accepted:
+            posting.fail(
+                StoreUnavailable(
+                    f"{self._shown}: the broker refused a message of job {posting.id}"
+                ),
+                uncertain=True,
+            )
+        else:
+            batch, posting.batch = posting.batch, None
+            if batch is not None:
+                batch.ended()
+
+    def _came_back(self, posting: Posting) -> None:
+        """Its queue is gone, so it was not stored: make the queue again."""
+        if posting.batch is None:
+            return
+        if posting.tries >= TRIES:
+            posting.fail(
+                StoreUnavailable(
+                    f"{self._shown}: no queue takes job {posting.id}: {posting.place.name} is"
+                    " deleted again and again"
+                ),
+                uncertain=False,
+            )
+            return
+        if self._declaring is not None:
+            self._declaring.forget(posting.place.name)
+        self._try(posting)
+
+    def _on_return(self, _: Any, method: Any, properties: Any, body: bytes) -> None:
+        """Comes before the confirmation of the same message; rarely at all, so it is looked for."""
+        for posting in self._unconfirmed.values():
+            if (
+                posting.id == properties.message_id
+                and not posting.returned
+                and posting.body == body
+            ):
+                posting.returned = True
+                return
+
+    def _on_blocked(self, _: Any, frame: Any) -> None:
+        self.blocked = str(frame.method.reason)
+        _log.warning("%s takes no messages for now: %s", self._shown, self.blocked)
+
+    def _on_unblocked(self, *_: Any) -> None:
+        self.blocked = ""
+        _log.warning("%s takes messages again", self._shown)
+        self.flush()

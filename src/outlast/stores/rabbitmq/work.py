@@ -1,0 +1,180 @@
+"""Jobs into messages and messages into jobs: what an add, a claim and a verdict come to."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from outlast.errors import DecodeError, Unsupported
+from outlast.job import Claim, Failure, Status
+from outlast.stores.rabbitmq.letters import Packer, State, read
+from outlast.stores.rabbitmq.outbox import Posting
+from outlast.stores.rabbitmq.topology import LEVELS, UNIT, Place, band_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from outlast.chance import Chance
+    from outlast.clock import Clock
+    from outlast.job import Job, Verdict
+    from outlast.stores.rabbitmq.held import Held
+    from outlast.stores.rabbitmq.outbox import Batch
+
+__all__ = ["Work", "check"]
+
+_log = logging.getLogger(__name__)
+
+MARGIN = 0.95
+"""How much of the broker's consumer timeout a run may last."""
+NEEDS_RECORDS = "which needs records, and RabbitMQ keeps none: leave it out, or use another store"
+
+
+def check(jobs: Sequence[Job], longest: float | None) -> None:
+    """Refuse what a broker can't do, before anything is touched. Raises ``Unsupported``."""
+    for job in jobs:
+        for name, asked in (("key", job.key), ("lane", job.lane), ("rank", job.rank)):
+            if asked:
+                raise Unsupported(f"job {job.id} has a {name}, {NEEDS_RECORDS}")
+        if longest is not None and job.timeout is not None and job.timeout > longest:
+            raise Unsupported(
+                f"job {job.id} may run for {job.timeout:g} s, {NEEDS_RECORDS}. Without them the"
+                f" broker gives a job to somebody else after its consumer_timeout of {longest:g} s:"
+                " raise that there, and say so with ?consumer_timeout= in the URL"
+            )
+        if (job.delay or 0.0) >= UNIT * (1 << LEVELS):
+            raise Unsupported(f"job {job.id}: RabbitMQ holds jobs back for 17 years at most")
+
+
+class Work:
+    """Knows the clock and the namespace; lives in the engine's thread."""
+
+    def __init__(self, namespace: str, clock: Clock, chance: Chance, longest: float | None) -> None:
+        self._namespace = namespace
+        self._clock = clock
+        self._chance = chance
+        self._longest = longest
+        self._packer = Packer()
+
+    # -- into messages
+
+    def posting(self, job: Job, batch: Batch, model: Job | None = None) -> Posting:
+        """A new job."""
+        now = self._clock.now()
+        state = State(now)
+        delay = job.delay or 0.0
+        if job.run_at is not None:
+            delay = job.run_at - now
+            state.run_at = job.run_at
+        elif delay:
+            state.run_at = now + delay
+        state.expires_at = now + job.ttl if job.ttl is not None else job.expires_at
+        body = self._packer.pack(job, state, model)
+        return Posting(job.id, body, self._place(job), batch, delay=max(0.0, delay))
+
+    def again(self, held: Held, batch: Batch, verdict: Verdict) -> Posting:
+        """The same job once more, after a run that was no success, or with the dead."""
+        assert held.claim is not None
+        job, now = held.claim.job, self._clock.now()
+        failure, failures, crashes = verdict.failure or job.failure, job.failures, job.crashes
+        if verdict.kind in ("retry", "dead") and verdict.started:
+            crash = verdict.failure is not None and verdict.failure.kind == "crash"
+            crashes, failures = crashes + crash, failures + (not crash)
+        to_dead = verdict.kind == "dead" or (
+            verdict.kind == "retry" and self._is_spent(job, failures, crashes)
+        )
+        state = State(
+            created_at=now if job.created_at is None else job.created_at,
+            run_at=now + verdict.delay if verdict.delay else None,
+            attempt=job.attempt - (not verdict.started),
+            failures=failures,
+            crashes=crashes,
+            fence=held.claim.fence - (not verdict.started),
+            failure=failure,
+        )
+        # As it was stored, not as it was claimed: that one is held to the broker's timeout.
+        body = self._packer.pack(read(held.body)[0], state)
+        delay = 0.0 if to_dead else verdict.delay
+        return Posting(
+            job.id, body, held.source.place, batch, delay=delay, to_dead=to_dead, mark=held
+        )
+
+    def unclaimed(self, held: Held, batch: Batch) -> Posting:
+        """What was delivered and not claimed, as if it had never been sent here."""
+        body = held.body
+        if held.crashes:
+            try:
+                job, state = read(body)
+            except DecodeError:
+                pass
+            else:
+                state.crashes += held.crashes
+                state.attempt += held.crashes
+                state.fence += held.crashes
+                body = self._packer.pack(job, state)
+        return Posting("", body, held.source.place, batch, mark=held)
+
+    def buried(self, held: Held, failure: Failure, batch: Batch) -> Posting:
+        """What may not be given out any more, with the dead; unreadable, just as it is."""
+        body, id = held.body, ""
+        try:
+            job, state = read(body)
+        except DecodeError:
+            pass
+        else:
+            state.attempt += held.crashes
+            state.crashes += held.crashes
+            state.fence += held.crashes
+            state.failure = failure
+            body, id = self._packer.pack(job, state), job.id
+        return Posting(id, body, held.source.place, batch, to_dead=True, mark=held)
+
+    def _place(self, job: Job) -> Place:
+        return Place.of(self._namespace, job.queue, job.task, band_of(job.priority))
+
+    @staticmethod
+    def _is_spent(job: Job, failures: int, crashes: int) -> bool:
+        return failures >= job.max_attempts or (
+            job.max_crashes is not None and crashes >= job.max_crashes
+        )
+
+    # -- and back
+
+    def claim(self, held: Held, worker: str) -> Claim | Failure | None:
+        """A claim on it; or why it must be buried; or None if its time is over.
+
+        A job that came back without a word may have killed its worker, or just been beside one that
+        did. So the last time that it may, it runs alone, and is buried when that kills one too.
+        """
+        try:
+            job, state = read(held.body)
+        except DecodeError as error:
+            return Failure(kind="undecodable", message=str(error))
+        now = self._clock.now()
+        if job.expires_at is not None and job.expires_at <= now:
+            return None
+        crashes = job.crashes + held.crashes
+        most = None if job.max_crashes is None else max(2, job.max_crashes)
+        if most is not None and crashes >= most:
+            return Failure(
+                kind="crash",
+                message=f"{crashes} workers went away while they held it",
+            )
+        job = replace(
+            job,
+            status=Status.RUNNING,
+            attempt=job.attempt + held.crashes + 1,
+            crashes=crashes,
+            suspect=crashes >= (2 if most is None else most - 1) and held.crashes > 0,
+            worker=worker,
+            started_at=now,
+            timeout=self._timeout(job),
+        )
+        return Claim(job, self._chance.token(), state.fence + held.crashes + 1)
+
+    def _timeout(self, job: Job) -> float | None:
+        if self._longest is None:
+            return job.timeout
+        most = self._longest * MARGIN
+        return most if job.timeout is None else min(job.timeout, most)
