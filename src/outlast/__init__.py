@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from outlast.handle import Handle
     from outlast.hooks import Hooks
     from outlast.job import Failure, Job, Progress, Status
+    from outlast.outbox import AsyncInbox, Inbox, outbox_tables
     from outlast.queue import LifoQueue, PriorityQueue, Queue
     from outlast.retry import RetryPolicy
     from outlast.running import Current, current
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
     __version__: str
 
 __all__ = [
+    "AsyncInbox",
     "AsyncTask",
     "Call",
     "Cancel",
@@ -75,6 +77,7 @@ __all__ = [
     "Feature",
     "Handle",
     "Hooks",
+    "Inbox",
     "Job",
     "JobCancelled",
     "JobError",
@@ -114,9 +117,11 @@ __all__ = [
     "Unsupported",
     "__version__",
     "current",
+    "outbox_tables",
 ]
 
 _HOMES = {
+    "AsyncInbox": "outbox",
     "AsyncTask": "task",
     "Call": "task",
     "Current": "running",
@@ -125,6 +130,7 @@ _HOMES = {
     "Feature": "store",
     "Handle": "handle",
     "Hooks": "hooks",
+    "Inbox": "outbox",
     "Job": "job",
     "Keys": "sealing",
     "LifoQueue": "queue",
@@ -137,6 +143,7 @@ _HOMES = {
     "SyncTask": "task",
     "Task": "task",
     "current": "running",
+    "outbox_tables": "outbox",
 }
 """Where a name lives, if it is no error: those are all in `errors`."""
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, Self, TypeVar, cast,
 from msgspec import UNSET, UnsetType
 
 from outlast.access import Access
+from outlast.boxes import Boxes
 from outlast.chance import SystemChance
 from outlast.clock import SystemClock
 from outlast.codec import ItemCodec, Signature
@@ -68,7 +69,7 @@ class Decorator(Protocol):
     def __call__(self, fn: Callable[P, R], /) -> SyncTask[P, R]: ...
 
 
-class Outlast:
+class Outlast(Boxes):
     """Holds the tasks of a program and the URL of the store where their jobs live.
 
     The URL is the argument, else the environment variable ``OUTLAST_URL``, else the content of

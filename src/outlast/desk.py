@@ -13,6 +13,7 @@ from outlast.job import Alike
 from outlast.joining import joined_here
 from outlast.limits import check_name
 from outlast.options import seconds
+from outlast.outbox import pen_of, write
 from outlast.store import Feature
 from outlast.task import Call
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from datetime import timedelta
 
     from outlast.access import Access
+    from outlast.clock import Clock
     from outlast.codec import ItemCodec
     from outlast.job import Added, Job
     from outlast.store import Joining, Ledger, Stepping, Store
@@ -169,6 +171,17 @@ class Desk:
             return self._handles(calls, await view.add(jobs) if jobs else ())
 
         return Joined(lambda calls: at_once(add(calls))) if view.plain else AsyncJoined(add)
+
+    def outbox(self, connection: Any, namespace: str, clock: Clock) -> Joined | AsyncJoined:
+        pen = pen_of(connection)
+
+        async def add(calls: Sequence[Call[Any]]) -> list[Handle[Any]]:
+            for call in calls:
+                self._ours(call)
+            await write(pen, namespace, [call.job for call in calls], clock)
+            return [Handle(call.id, True, self, call.task.decode_result) for call in calls]
+
+        return Joined(lambda calls: at_once(add(calls))) if pen.plain else AsyncJoined(add)
 
     def check(self, task: str, wanted: Feature) -> None:
         features = self._access.features

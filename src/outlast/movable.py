@@ -73,6 +73,9 @@ class Crate(Struct, frozen=True, kw_only=True):
     keys: Sequence[HeldKey] = ()
     events: Sequence[SentEvent] = ()
     pauses: Sequence[str] = ()
+    adds: Sequence[Job] = ()
+    """New jobs, added as ``Verdict.then`` are: where a key is taken, the job that holds it stands.
+    """
     fence: int = 0
 
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from outlast.job import Added, Job, Lost, Step, Verdict
+    from outlast.movable import Arrival, Crate, Movable
     from outlast.store import Joined, Joining, Prompt, Stepping, Store, Transaction
 
 __all__ = ["Keys", "Vault"]
@@ -119,6 +120,11 @@ class Vault:
 
     async def add(self, jobs: Sequence[Job], capacity: int | None = None) -> Sequence[Added]:
         return await self._store.add(self._protected(jobs), capacity)
+
+    async def unpack(self, move: str, crate: Crate) -> Arrival:
+        """``Movable.unpack``: what was stored before comes as it is, what is new is protected."""
+        crate = replace(crate, adds=self._protected(crate.adds))
+        return await cast("Movable", self._store).unpack(move, crate)
 
     async def settle(self, verdicts: Sequence[Verdict]) -> Sequence[Lost]:
         by_id = {id(verdict.claim): verdict.claim for verdict in verdicts}

@@ -34,6 +34,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "health": ("outlast.cli.health", "Say by exit code whether all is well."),
     "backup": ("outlast.cli.saving", "Copy the store while it is in use, and verify the copy."),
     "move": ("outlast.cli.moving", "Move every job of one store into another."),
+    "relay": ("outlast.cli.relaying", "Move jobs on from an outbox to the store."),
     "doctor": (
         "outlast.cli.doctor",
         "Look at the store behind URL and say what accepted jobs survive.",

@@ -80,6 +80,15 @@ class Target:
         """What was named as the store, without a password."""
         return self._app or redact(self._address())
 
+    @property
+    def namespace(self) -> str:
+        """The namespace of the jobs that the command is about."""
+        if self._app is not None:
+            from outlast.cli.loading import find_app
+
+            return find_app(self._app).namespace
+        return self._namespace or "default"
+
     def connect(
         self, default: Callable[[], Outlast] | None = None, *, create: bool | None = False
     ) -> Store:

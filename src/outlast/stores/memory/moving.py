@@ -128,6 +128,7 @@ def _unpack(room: Room, crate: Crate, now: float) -> Arrival:
             table.hold_key((held.task, held.key), held.job, held.digest, held.until)
     for event in crate.events:
         deeds.take_in(event)
+    room.follow(crate.adds, now)
     for parcel in crate.jobs:
         job = parcel.job
         if job.id in table.rows:

@@ -138,10 +138,14 @@ class Room:
                 lost.append(Lost(verdict.claim, "lost"))
                 continue
             self._apply(row, verdict, now)
-            for job in verdict.then:
-                if self._is_new(job, now):
-                    self.table.insert(job, now)
+            self.follow(verdict.then, now)
         return lost
+
+    def follow(self, jobs: Sequence[Job], now: float) -> None:
+        """Add jobs; where a key is taken, the job that holds it stands."""
+        for job in jobs:
+            if self._is_new(job, now):
+                self.table.insert(job, now)
 
     def renew(self, claims: Sequence[Claim], until: float, notes: Sequence[Progress]) -> list[Lost]:
         """Extend what is still held, note its progress, and tell what is lost or unwanted."""

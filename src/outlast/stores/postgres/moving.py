@@ -15,6 +15,7 @@ from outlast.errors import StoreMoved
 from outlast.job import Job, Status, Step
 from outlast.movable import BYTES, Arrival, Crate, Departure, HeldKey, Parcel, SentEvent
 from outlast.stores.news import WORK
+from outlast.stores.postgres.adds import add_following
 from outlast.stores.postgres.claims import STARTS
 from outlast.stores.postgres.faults import MOVED
 from outlast.stores.postgres.op import Op
@@ -188,6 +189,10 @@ class Moved(Surface):
         return await self._read(partial(_noted, name=_arrival(move)))
 
     async def unpack(self, move: str, crate: Crate) -> Arrival:
+        if crate.adds:
+            wanted = {(job.queue, job.task) for job in crate.adds}
+            # First, and in a transaction of their own: new lines are not to be rolled back.
+            await self._do(Op(partial(_lines, wanted=wanted)))
         return await self._do(Op(partial(_unpack, name=_arrival(move), crate=crate)))
 
     async def unexpect(self, move: str) -> None:
@@ -326,6 +331,9 @@ async def _unpack(turn: Turn, name: str, crate: Crate) -> Arrival:
     if crate.keys:
         keys = sorted((it.task or "", it.key, it.job, it.digest, it.until) for it in crate.keys)
         await turn.execute(_PUT_KEYS, *_turned(keys), turn.now)
+    if crate.adds:
+        await turn.lines.load(turn.connection, turn.names)
+        await add_following(turn, crate.adds)
     fresh, keyless = await _put(turn, crate) if crate.jobs else (0, 0)
     await turn.execute(_NOTE, name, crate.upto)
     return Arrival(place=crate.upto, known=len(crate.jobs) - fresh, keyless=keyless)

@@ -285,6 +285,8 @@ def _unpack(moves: Moves, name: str, crate: Crate) -> Arrival:
     if crate.keys:
         rows = [(space, it.task or "", it.key, it.job, it.digest, it.until) for it in crate.keys]
         moves.values(_PUT_KEYS, _WHERE_FREE, rows, (now,))
+    if crate.adds:
+        moves.add_following(crate.adds)
     fresh, keyless = _put(moves, crate.jobs, now)
     moves.connection.execute(_NOTE, (name, crate.upto))
     return Arrival(place=crate.upto, known=len(crate.jobs) - fresh, keyless=keyless)
