@@ -17,7 +17,7 @@ from outlast.chance import SystemChance
 from outlast.clock import SystemClock
 from outlast.errors import MoveRefused, StoreMoved
 from outlast.job import DAY, Death, Progress, Status, Step, dead, done, give_back, retry
-from outlast.movable import Departure, Movable
+from outlast.movable import Arrival, Crate, Departure, Movable
 from outlast.moving import left_behind, move
 from outlast.store import Feature, Stepping, WorkerInfo
 
@@ -377,3 +377,40 @@ async def test_a_key_that_another_job_took_there_is_told(pair: Pair) -> None:
     moved = await pair.move(source, target)
     assert (moved.keyless, moved.known) == (1, 1)
     assert sorted(each.job.id for each in await take(target, tasks=["t"])) == ["new", "old", "same"]
+
+
+async def test_a_crate_comes_in_once_whatever_became_of_its_jobs(pair: Pair) -> None:
+    source, target = await pair.source.open(), await pair.target.open()
+    await add(source, *[job(f"j-{n}", queue="items", keep=0.0) for n in range(2)])
+    out, into = cast("Movable", source), cast("Movable", target)
+    draining = Departure(id="m", to="elsewhere://")
+    await out.depart(draining, None)
+    await out.depart(replace(draining, stage="sealed"), draining)
+    with pytest.raises(StoreMoved, match="has ended, or was given up"):
+        await into.unpack("m", Crate(after="", upto="x"))
+    await into.expect("m")
+    place, crates = "", []
+    while (crate := await out.pack(place, 10)) is not None:
+        crates.append(crate)
+        assert await into.unpack("m", crate) == Arrival(place=crate.upto)
+        place = crate.upto
+    claims = await take(target, queues=["items"], tasks=[None])
+    await target.settle([done(claim) for claim in claims])
+    for crate in crates:
+        assert await into.unpack("m", crate) == Arrival(place=place)
+    assert await into.arrived("m") == place
+    assert await take(target, queues=["items"], tasks=[None]) == []
+    await into.unexpect("m")
+    assert await into.arrived("m") is None
+
+
+async def test_new_jobs_come_in_as_followers_do(pair: Pair) -> None:
+    target = await pair.target.open()
+    into = cast("Movable", target)
+    await add(target, job("holder", task="t", key="k", digest=b"1"))
+    await into.expect("m")
+    fresh = [job("a", task="new"), job("b", task="t", key="k", digest=b"2"), job("c", delay=5.0)]
+    assert await into.unpack("m", Crate(after="", upto="x", adds=fresh)) == Arrival(place="x")
+    assert await into.unpack("m", Crate(after="", upto="x", adds=fresh)) == Arrival(place="x")
+    assert [each.job.id for each in await take(target, tasks=["t", "new"])] == ["holder", "a"]
+    assert (await target.depth("default")).delayed == 1
