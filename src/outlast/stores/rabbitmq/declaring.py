@@ -33,7 +33,7 @@ __all__ = ["Declaring"]
 _log = logging.getLogger(__name__)
 
 _OTHER = re.compile(r"inequivalent arg '([^']+)'")
-_MISMATCH = 406
+_MISSING, _MISMATCH = 404, 406
 _WEAK = {"x-queue-type", "x-max-priority", "durable", "auto_delete", "exclusive"}
 """Where these differ it is no durable quorum queue: those have no priorities that are declared."""
 
@@ -67,14 +67,16 @@ class Declaring:
             await self._say(raw.exchange_declare, DELIVER, "topic", durable=True)
             await self._say(raw.exchange_declare, self.news, "fanout", durable=True)
 
-    async def declare(self, place: Place, level: int) -> bool:
-        """A line with its dead, and the ladder up to a level; whether the line is new to us.
+    async def declare(self, place: Place, level: int) -> bool | None:
+        """A line with its dead, and the ladder up to a level.
 
+        True if the line had to be made, False if it is new to us alone, None if it was known.
         Raises our errors; a queue that is there with other arguments is left as it is.
         """
         async with self._one:
-            new = place.name not in self._known
-            if new:
+            made = None
+            if place.name not in self._known:
+                made = not await self._exists(place.name)
                 await self._queue(place.dead, plain_arguments(self._version))
                 await self._queue(place.name, line_arguments(self._version, place.dead))
                 raw = (await self._open()).raw
@@ -83,7 +85,7 @@ class Declaring:
             for each in range(self._levels + 1, level + 1):
                 await self._level(each)
                 self._levels = each
-            return new
+            return made
 
     async def _level(self, level: int) -> None:
         name = level_name(level)
@@ -133,6 +135,18 @@ class Declaring:
             f"{self._shown}: queue {name!r} is there already with another {' and '.join(differ)},"
             f" and is left as it is: {why}. Empty and delete it, and it is made anew"
         )
+
+    async def _exists(self, name: str) -> bool:
+        channel = await self._open()
+        try:
+            await channel.ask(channel.raw.queue_declare, name, passive=True)
+        except ChannelClosed as error:
+            if error.reply_code == _MISSING:
+                return False
+            raise mapped(error, self._shown) from error
+        except AMQPError as error:
+            raise mapped(error, self._shown) from error
+        return True
 
     async def _try_queue(self, name: str, arguments: Mapping[str, Any]) -> None:
         channel = await self._open()

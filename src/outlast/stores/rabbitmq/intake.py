@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pika.exceptions import AMQPError, ChannelClosed
@@ -56,8 +57,8 @@ class Intake:
         self._link: Link | None = None
         self._channel: Channel | None = None
         self._sources: dict[str, Source] = {}
-        self._consumers: dict[str, Source] = {}
-        self._unacked: dict[int, Held] = {}
+        self._all: set[Source] = set()
+        """Those too whose queue is gone, for what was claimed from it."""
         self._orders: dict[tuple[Any, Any], list[list[Source]]] = {}
         self._caught: set[Pair] = set()
         self._consuming: set[asyncio.Task[None]] = set()
@@ -79,7 +80,6 @@ class Intake:
         """Use a new connection: consume what was asked for, as far as it exists."""
         channel = await link.channel()
         raw = channel.raw
-        raw.add_on_cancel_callback(self._on_cancel)
         news = news_name(self._namespace)
         try:
             await channel.ask(raw.exchange_declare, news, "fanout", durable=True)
@@ -97,21 +97,34 @@ class Intake:
     def lost(self) -> None:
         """The connection is gone: the broker gives all of it to others."""
         self._link = self._channel = None
-        for held in self._unacked.values():
-            held.settled = True
-            if held.claim is not None:
-                claimed.pop(held.claim.receipt, None)
-        self._unacked.clear()
-        self._consumers.clear()
+        for source in self._all:
+            source.lost()
+        self._all.clear()
         self._sources.clear()
         self._orders.clear()
         self._caught.clear()
 
     def _channel_lost(self, channel: Channel) -> None:
-        """A channel closes alone when it held a message for too long, or asked for what is gone."""
         if channel is self._channel and self._link is not None and self._link.raw.is_open:
             _log.warning("%s: consuming begins anew: %s", self._shown, channel.why)
             self._link.raw.close()
+
+    def _source_lost(self, source: Source) -> None:
+        """The broker closed a channel, as when it held a message for too long."""
+        if source not in self._all:
+            return
+        held, mine = len(source.unacked), self._sources.get(source.place.name) is source
+        source.lost()
+        self._all.discard(source)
+        if mine:
+            del self._sources[source.place.name]
+            self._orders.clear()
+        if self._link is None or not self._link.raw.is_open:
+            return  # it went with the connection
+        why = None if source.channel is None else source.channel.why
+        _log.warning("%s: %d jobs go back to %s: %s", self._shown, held, source.place.name, why)
+        if mine:
+            self._spawn(self._look({(source.place.queue, source.place.task)}))
 
     # -- claiming
 
@@ -175,122 +188,109 @@ class Intake:
             self._caught |= pairs
             while self._consuming:
                 await asyncio.gather(*self._consuming)
-            names = [s.place.name for s in self._sources.values() if self._is_of(s, pairs)]
             await asyncio.gather(
-                *(channel.ask(channel.raw.queue_declare, name, passive=True) for name in names)
+                *(
+                    source.channel.ask(
+                        source.channel.raw.queue_declare, source.place.name, passive=True
+                    )
+                    for source in self._sources.values()
+                    if source.tag is not None
+                    and source.channel is not None
+                    and (source.place.queue, source.place.task) in pairs
+                )
             )
         except AMQPError as error:
             raise mapped(error, self._shown) from error
-
-    @staticmethod
-    def _is_of(source: Source, pairs: set[Pair]) -> bool:
-        return source.tag is not None and (source.place.queue, source.place.task) in pairs
 
     def counts(self, queue: str) -> tuple[int, int]:
         """Of this queue: how many wait here, and how many are claimed."""
         mine = [source for source in self._sources.values() if source.place.queue == queue]
         waiting = sum(len(source.buffer) for source in mine)
-        return waiting, sum(source.out for source in mine) - waiting
+        return waiting, sum(len(source.unacked) for source in mine) - waiting
 
     # -- acknowledging
 
-    def acknowledge(self, helds: Sequence[Held]) -> None:
-        """Let the broker forget them; those of a connection that is gone are not ours any more."""
-        channel = self._channel
-        if channel is None or channel.why is not None:
-            return
+    def acknowledge(self, helds: Iterable[Held]) -> None:
+        """Let the broker forget them; those of a channel that is gone are not ours any more."""
+        sources: dict[Source, list[Held]] = {}
         for held in helds:
             if not held.settled:
                 held.settled = True
-                held.source.out -= 1
+                sources.setdefault(held.source, []).append(held)
                 if held.claim is not None:
                     claimed.pop(held.claim.receipt, None)
-        try:
-            if (last := self._forget_first()) is not None:
-                channel.raw.basic_ack(last, multiple=True)
-            for held in helds:
-                if self._unacked.pop(held.tag, None) is not None:
-                    channel.raw.basic_ack(held.tag)
-        except AMQPError:
-            pass  # the end of the connection is about to be told
+        for source, mine in sources.items():
+            source.acknowledge(mine)
+            if source.detached and not source.unacked:
+                self._end(source)
 
-    def _forget_first(self) -> int | None:
-        """The last delivery up to which all are settled: one word acknowledges them."""
-        last = None
-        while self._unacked:
-            tag = next(iter(self._unacked))
-            if not self._unacked[tag].settled:
-                break
-            del self._unacked[tag]
-            last = tag
-        return last
-
-    async def settled(self) -> None:
-        """When the broker has read all acknowledgements so far. Raises our errors."""
-        channel = self._channel
-        if channel is None:
-            return
+    async def settled(self, helds: Iterable[Held] | None = None) -> None:
+        """When the broker has read the acknowledgements of these. Raises our errors."""
+        sources = self._all if helds is None else {held.source for held in helds}
+        channels = [source.channel for source in sources if source.channel is not None]
         try:
-            await channel.ask(channel.raw.basic_qos, prefetch_count=self._want)
+            await asyncio.gather(
+                *(
+                    channel.ask(channel.raw.basic_qos, prefetch_count=1)
+                    for channel in channels
+                    if channel.why is None
+                )
+            )
         except AMQPError as error:
             raise mapped(error, self._shown) from error
 
     # -- consumers
 
     def _consume_soon(self, source: Source) -> None:
-        if not source.beginning:
-            source.beginning = True
-            self._begin(source, max(self._want, source.out + 1))
+        self._begin(source, max(self._want, len(source.unacked) + 1))
 
     def _grow(self, source: Source, limit: int) -> None:
         """A worker that is this fast is sent more ahead."""
-        if not source.beginning:
-            source.beginning = True
-            self._begin(source, max(2 * source.prefetch, source.out + limit))
+        self._begin(source, max(2 * source.prefetch, len(source.unacked) + limit))
 
     def _begin(self, source: Source, prefetch: int) -> None:
-        task = self._spawn(self._consume(source, min(MOST, prefetch)))
-        self._consuming.add(task)
-        task.add_done_callback(self._consuming.discard)
+        if not source.beginning:
+            source.beginning = True
+            task = self._spawn(self._consume(source, min(MOST, prefetch)))
+            self._consuming.add(task)
+            task.add_done_callback(self._consuming.discard)
 
     async def _consume(self, source: Source, prefetch: int) -> None:
-        channel = self._channel
         try:
-            if channel is None:
-                return
+            channel = source.channel or await self._open(source)
             if source.tag is not None:
                 await channel.ask(channel.raw.basic_cancel, source.tag)
-            if channel is not self._channel:
-                return
             self._count += 1
-            old, source.tag = source.tag, f"outlast.{self._count}"
-            if old is not None:
-                self._consumers.pop(old, None)
-            self._consumers[source.tag] = source
-            source.prefetch = prefetch
+            source.tag, source.prefetch = f"outlast.{self._count}", prefetch
             asked = channel.ask(channel.raw.basic_qos, prefetch_count=prefetch)
             begun = channel.ask(
-                channel.raw.basic_consume, source.place.name, self._on_message,
+                channel.raw.basic_consume, source.place.name, partial(self._on_message, source),
                 consumer_tag=source.tag,
             )  # fmt: skip
             await asyncio.gather(asked, begun)
-        except AMQPError as error:
+        except (AMQPError, OutlastError) as error:
             _log.info("%s: %s is not consumed: %s", self._shown, source.place.name, error)
         finally:
             source.beginning = False
 
-    def _on_message(self, _: Any, method: Any, properties: Any, body: bytes) -> None:
-        source = self._consumers.get(method.consumer_tag)
-        if source is None:
-            return  # it comes again when this connection ends
+    async def _open(self, source: Source) -> Channel:
+        if self._link is None:
+            raise StoreUnavailable(f"{self._shown}: not connected")
+        channel = source.channel = await self._link.channel()
+        channel.raw.add_on_cancel_callback(lambda _: self._cancelled(source))
+        channel.closed.add_done_callback(lambda _: self._source_lost(source))
+        return channel
+
+    def _on_message(
+        self, source: Source, _: Any, method: Any, properties: Any, body: bytes
+    ) -> None:
         headers = properties.headers
         crashes = int(headers.get("x-delivery-count", 0)) if headers else 0
         self._numbers += 1
         now = asyncio.get_running_loop().time()
         held = Held(source, method.delivery_tag, body, crashes, self._numbers, now)
-        self._unacked[held.tag] = held
+        source.unacked[held.tag] = held
         source.buffer.append(held)
-        source.out += 1
         if not self._rings:
             asyncio.get_running_loop().call_soon(self._ring)
         self._rings.add(source.place.queue)
@@ -299,38 +299,48 @@ class Intake:
         queues, self._rings = self._rings, set()
         self._arrived(queues)
 
-    def _on_cancel(self, frame: Any) -> None:
+    def _cancelled(self, source: Source) -> None:
         """The broker ended a consumer: its queue was deleted, or moved."""
-        source = self._consumers.get(frame.method.consumer_tag)
-        if source is not None:
-            _log.warning("%s: the broker ended a consumer of %s", self._shown, source.place.name)
-            self._forget(source)
-            self._spawn(self._look({(source.place.queue, source.place.task)}))
+        _log.warning("%s: the broker ended a consumer of %s", self._shown, source.place.name)
+        self._detach(source)
+        self._spawn(self._look({(source.place.queue, source.place.task)}))
 
-    def _forget(self, source: Source) -> None:
-        if source.tag is not None:
-            self._consumers.pop(source.tag, None)
-            source.tag = None
-        self._sources.pop(source.place.name, None)
-        self._orders.clear()
+    def _detach(self, source: Source) -> None:
+        """Its queue is gone: what was claimed may still be settled, and the rest is put back."""
+        source.tag, source.detached = None, True
+        if self._sources.get(source.place.name) is source:
+            del self._sources[source.place.name]
+            self._orders.clear()
+        if source.buffer:
+            back = list(source.buffer)
+            source.buffer.clear()
+            self._give_back(back)
+        if not source.unacked:
+            self._end(source)
+
+    def _end(self, source: Source) -> None:
+        self._all.discard(source)
+        if source.channel is not None and source.channel.raw.is_open:
+            source.channel.raw.close()
 
     # -- finding queues
 
     def _on_news(self, _: Any, method: Any, properties: Any, body: bytes) -> None:
-        queue, task, band = body.decode().split("\0")
+        queue, task, band, made = body.decode().split("\0")
         pair = (queue, task or None)
         if pair in self.asked and band in BANDS:
             place = Place.of(self._namespace, *pair, band)
-            if place.name in self._sources:
-                # Somebody made it anew, perhaps, and the broker may not have told us of the end.
-                self._spawn(self._probe(place))
-            else:
-                self._found(place)
+            source = self._sources.get(place.name)
+            if source is not None and made:
+                # Made anew: a consumer of the old one gets nothing, and may never be told so.
+                self._detach(source)
+            self._found(place)
 
     def _found(self, place: Place) -> None:
         source = self._sources.get(place.name)
         if source is None:
             source = self._sources[place.name] = Source(place)
+            self._all.add(source)
             self._orders.clear()
         if source.tag is None:
             self._consume_soon(source)
@@ -364,7 +374,7 @@ class Intake:
         source = self._sources.get(place.name)
         if source is not None and source.tag is not None and not (consumers or source.beginning):
             _log.warning("%s: %s is not consumed any more", self._shown, place.name)
-            self._forget(source)
+            self._detach(source)
             source = None
         if source is not None and source.tag is not None and ready and not source.is_full:
             link = self._link
@@ -390,15 +400,12 @@ class Intake:
 
     async def stop(self, sources: Sequence[Source] | None = None) -> None:
         """Consume no more from these, or at all, and give back what was not claimed."""
-        channel = self._channel
-        if channel is None:
-            return
         stopping = list(self._sources.values()) if sources is None else sources
         mine = [source for source in stopping if source.tag is not None and not source.beginning]
         for source in mine:
             source.beginning = True
         try:
-            await asyncio.gather(*(channel.ask(channel.raw.basic_cancel, s.tag) for s in mine))
+            await asyncio.gather(*(self._stop(source) for source in mine))
         except AMQPError as error:
             raise StoreUnavailable(f"{self._shown}: {error}") from error
         finally:
@@ -406,13 +413,16 @@ class Intake:
                 source.beginning = False
         back: list[Held] = []
         for source in mine:
-            if source.tag is not None:
-                self._consumers.pop(source.tag, None)
-            source.tag = None
             back += source.buffer
             source.buffer.clear()
         if back:
             self._give_back(back)
+
+    async def _stop(self, source: Source) -> None:
+        channel = source.channel
+        if channel is not None and channel.why is None:
+            await channel.ask(channel.raw.basic_cancel, source.tag)
+        source.tag = None
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)

@@ -228,23 +228,24 @@ class Outbox:
         declaring = self._declaring
         assert declaring is not None
         error: OutlastError | None = None
-        new = False
+        made: bool | None = None
         try:
-            new = await declaring.declare(place, level)
+            made = await declaring.declare(place, level)
             self.places.add(place)
         except OutlastError as failure:
             error = failure
         if declaring is not self._declaring:
             return  # the connection was lost meanwhile, and what was parked waits again
-        if new:
-            self._announce(declaring, place, lambda _: self._unpark(place, level, None))
+        if made is not None:
+            done = Batch(1, lambda _: self._unpark(place, level, None))
+            self._announce(declaring, place, done, made=made)
         else:
             self._unpark(place, level, error)
 
-    def _announce(self, declaring: Declaring, place: Place, done: Callable[[Batch], None]) -> None:
+    def _announce(self, declaring: Declaring, place: Place, done: Batch, *, made: bool) -> None:
         """Tell the workers that there is such a queue, before there is anything in it."""
-        body = "\0".join((place.queue, place.task or "", place.band)).encode()
-        news = Posting("", body, place, Batch(1, done))
+        body = "\0".join((place.queue, place.task or "", place.band, "made" if made else ""))
+        news = Posting("", body.encode(), place, done)
         self._publish(news, declaring.news, "", mandatory=False)
 
     def _unpark(self, place: Place, level: int, error: OutlastError | None) -> None:

@@ -93,7 +93,7 @@ class Settling:
                     StoreUnavailable(*error.args) if isinstance(error, StoreUnavailable) else error
                 )
             if ours:
-                await engine.intake.settled()
+                await engine.intake.settled(ours)
             op.answer = lost
         except OutlastError as error:
             if batch.failures:

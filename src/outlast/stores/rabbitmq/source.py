@@ -5,8 +5,15 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
+from pika.exceptions import AMQPError
+
+from outlast.stores.rabbitmq.held import claimed
+
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from outlast.stores.rabbitmq.held import Held
+    from outlast.stores.rabbitmq.link import Channel
     from outlast.stores.rabbitmq.topology import Place
 
 __all__ = ["MOST", "Source"]
@@ -16,23 +23,64 @@ MOST = 1024
 
 
 class Source:
-    """``tag`` is the consumer's, or None while there is none."""
+    """It has a channel of its own, so that what closes that is nobody else's trouble.
 
-    __slots__ = ("beginning", "buffer", "out", "place", "prefetch", "tag", "told")
+    ``tag`` is the consumer's, or None while there is none.
+    """
+
+    __slots__ = (
+        "beginning", "buffer", "channel", "detached", "place", "prefetch", "tag", "told", "unacked",
+    )  # fmt: skip
 
     def __init__(self, place: Place) -> None:
         self.place = place
+        self.channel: Channel | None = None
         self.tag: str | None = None
         self.beginning = False
         """A consumer is about to begin or to end."""
+        self.detached = False
+        """Its queue is gone; it lives on for what was claimed from it."""
         self.prefetch = 0
         self.buffer: deque[Held] = deque()
-        self.out = 0
-        """Messages that were delivered and not acknowledged, claimed or not."""
+        self.unacked: dict[int, Held] = {}
+        """Delivered and not acknowledged, claimed or not, in that order."""
         self.told = 0
         """How many were delivered when somebody last looked whether there are any."""
 
     @property
     def is_full(self) -> bool:
         """The broker sends no more until something is acknowledged."""
-        return self.out >= self.prefetch
+        return len(self.unacked) >= self.prefetch
+
+    def acknowledge(self, helds: Sequence[Held]) -> None:
+        """Let the broker forget these, which are settled.
+
+        Those at the beginning share one word. The end of the channel is told elsewhere.
+        """
+        channel = self.channel
+        if channel is None or channel.why is not None:
+            return
+        last, unacked = 0, self.unacked
+        while unacked:
+            tag = next(iter(unacked))
+            if not unacked[tag].settled:
+                break
+            del unacked[tag]
+            last = tag
+        try:
+            if last:
+                channel.raw.basic_ack(last, multiple=True)
+            for held in helds:
+                if unacked.pop(held.tag, None) is not None:
+                    channel.raw.basic_ack(held.tag)
+        except AMQPError:
+            pass
+
+    def lost(self) -> None:
+        """What it held belongs to others now."""
+        for held in self.unacked.values():
+            held.settled = True
+            if held.claim is not None:
+                claimed.pop(held.claim.receipt, None)
+        self.unacked.clear()
+        self.buffer.clear()
