@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-import sys
 import threading
 from contextlib import asynccontextmanager, contextmanager
+from importlib import import_module
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, Self, TypeVar, cast, overload
 
@@ -25,7 +25,15 @@ from outlast.location import find_url, pin
 from outlast.options import task_options
 from outlast.store import Durability
 from outlast.stores import connect, redact
-from outlast.task import AsyncTask, SyncTask, Task, default_name, kind_of
+from outlast.task import (
+    AsyncTask,
+    SyncTask,
+    Task,
+    default_name,
+    kind_of,
+    place_of,
+    same_place,
+)
 
 if TYPE_CHECKING:
     from collections.abc import (
@@ -58,6 +66,9 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 log = logging.getLogger(__name__)
+
+CELERY = "outlast.contrib.celery.beside"
+"""Loaded when it is asked for: it knows the app, and the app only its name."""
 
 
 class Decorator(Protocol):
@@ -109,6 +120,8 @@ class Outlast(Boxes):
         self._max_depth = _count("max_depth", max_depth)
         self._clock = SystemClock() if clock is None else clock
         self._chance = SystemChance() if chance is None else chance
+        self.hooks: list[Hooks] = []
+        """What watches every worker of this app, also those of the command line."""
         self._tasks: dict[str, Task[..., Any]] = {}
         self._access = Access(self.open_store)
         anything = ItemCodec(Any, max_bytes=self._max_bytes, max_depth=self._max_depth)
@@ -377,11 +390,32 @@ class Outlast(Boxes):
                 concurrency=concurrency,
                 lease=lease,
                 grace=grace,
-                hooks=hooks,
+                hooks=(*self.hooks, *hooks),
                 clock=self._clock, chance=self._chance, store=store,
             )  # fmt: skip
             async with running(worker):
                 yield worker
+
+    def celery_tasks(
+        self, tasks: Mapping[str, Task[..., Any]], *, broker: str, **options: Any
+    ) -> None:
+        """Run, in this app's workers, what an untouched Celery app sends (docs/celery.md).
+
+        ``tasks`` maps Celery's names to tasks of this app; ``broker`` is the URL that Celery has.
+        ``backend`` is that of its results, ``queues`` are those of its queues that are taken from.
+
+        >>> app.celery_tasks({"shop.send_receipt": send_receipt}, broker="redis://localhost")
+        """
+        import_module(CELERY).celery_tasks(self, tasks, broker=broker, **options)
+
+    def celery(self, name: str, **options: Any) -> Any:
+        """A task that Celery's workers run, to be enqueued from here (docs/celery.md).
+
+        ``celery_tasks`` says where they are, also if it is given no tasks.
+
+        >>> await app.celery("shop.send_receipt").enqueue(42)
+        """
+        return import_module(CELERY).sender(self, name, **options)
 
     @asynccontextmanager
     async def lifespan(self, asgi: object = None) -> AsyncIterator[None]:
@@ -423,9 +457,9 @@ class Outlast(Boxes):
         if name is None:
             name = default_name(fn)
         known = self._tasks.get(name)
-        if known is not None and not _same_place(known.fn, fn):
+        if known is not None and not same_place(known.fn, fn):
             raise DuplicateTask(
-                f"two functions want to be task {name!r}: {_place(known.fn)} and {_place(fn)}; "
+                f"two functions want to be task {name!r}: {place_of(known.fn)} and {place_of(fn)}; "
                 "give one of them another name="
             )
         make = AsyncTask[..., Any] if kind == "async" else SyncTask[..., Any]
@@ -461,28 +495,3 @@ def _text(id: object) -> str:
     if isinstance(id, str) and id:
         return id
     raise ConfigurationError(f"job id {id!r}: use the text that handle.id gave")
-
-
-def _same_place(old: Callable[..., Any], new: Callable[..., Any]) -> bool:
-    """Whether a module was imported again, as a reload does, and not two functions share a name.
-
-    A function made twice by one piece of code, in a loop or a factory, has the same code object;
-    a module that ran again has a new one. Where there is no file, in an interactive session,
-    typing a function again replaces it.
-    """
-    a, b = getattr(old, "__code__", None), getattr(new, "__code__", None)
-    if a is None or b is None or a is b or old.__qualname__ != new.__qualname__:
-        return False
-    if old.__module__ == new.__module__ == "__main__" and not _has_file("__main__"):
-        return True
-    return (a.co_filename, a.co_firstlineno) == (b.co_filename, b.co_firstlineno)
-
-
-def _has_file(module: str) -> bool:
-    return getattr(sys.modules.get(module), "__file__", None) is not None
-
-
-def _place(fn: Callable[..., Any]) -> str:
-    code = getattr(fn, "__code__", None)
-    where = f" ({code.co_filename}:{code.co_firstlineno})" if code is not None else ""
-    return f"{fn.__module__}.{fn.__qualname__}{where}"

@@ -26,7 +26,17 @@ if TYPE_CHECKING:
     from outlast.retry import RetryPolicy
     from outlast.store import Feature
 
-__all__ = ["AsyncTask", "Call", "Outlet", "SyncTask", "Task", "default_name"]
+__all__ = [
+    "AsyncTask",
+    "Call",
+    "Outlet",
+    "SyncTask",
+    "Task",
+    "default_name",
+    "kind_of",
+    "place_of",
+    "same_place",
+]
 
 P = ParamSpec("P")
 R_co = TypeVar("R_co", covariant=True)
@@ -328,3 +338,28 @@ def _module_name(module: str) -> str:
         return str(spec.name)
     file = getattr(main, "__file__", None)
     return PurePath(file).stem if file else module
+
+
+def same_place(old: Callable[..., Any], new: Callable[..., Any]) -> bool:
+    """Whether a module was imported again, as a reload does, and not two functions share a name.
+
+    A function made twice by one piece of code, in a loop or a factory, has the same code object;
+    a module that ran again has a new one. Where there is no file, in an interactive session,
+    typing a function again replaces it.
+    """
+    a, b = getattr(old, "__code__", None), getattr(new, "__code__", None)
+    if a is None or b is None or a is b or old.__qualname__ != new.__qualname__:
+        return False
+    if old.__module__ == new.__module__ == "__main__" and not _has_file("__main__"):
+        return True
+    return (a.co_filename, a.co_firstlineno) == (b.co_filename, b.co_firstlineno)
+
+
+def _has_file(module: str) -> bool:
+    return getattr(sys.modules.get(module), "__file__", None) is not None
+
+
+def place_of(fn: Callable[..., Any]) -> str:
+    code = getattr(fn, "__code__", None)
+    where = f" ({code.co_filename}:{code.co_firstlineno})" if code is not None else ""
+    return f"{fn.__module__}.{fn.__qualname__}{where}"

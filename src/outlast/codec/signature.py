@@ -15,7 +15,7 @@ from outlast.codec.values import ItemCodec, check_return, explain, refuse
 from outlast.errors import DecodeError, EncodeError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
 __all__ = ["Signature"]
 
@@ -135,6 +135,19 @@ class Signature:
         if tree or len(args) != self._whole:
             return self._decode_rest(payload, args, tree)
         return tuple(args), {}
+
+    def from_plain(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments of a call that came as plain JSON values, from who knows no annotations.
+
+        Raises ``EncodeError`` or ``DecodeError`` if they don't fit the signature.
+        """
+        try:
+            payload = wire_bytes(self._bind(tuple(args), kwargs))
+        except UnicodeError as error:
+            raise EncodeError(f"{self._label}: {error}") from None
+        return self.decode(payload)
 
     def digest(self, payload: bytes) -> bytes:
         """16 bytes that stand for the arguments as passed, however they were passed.

@@ -105,6 +105,7 @@ class _Child:
             kill=lambda: os._exit(EXIT_BLOCKED),
             before_claims=self._report,
             home=options.target.partition(":")[0],
+            hooks=getattr(app, "hooks", ()),
         )
         _on_signals(self._loop, self._stop)
         threading.Thread(target=self._obey, daemon=True).start()

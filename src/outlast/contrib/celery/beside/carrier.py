@@ -1,0 +1,108 @@
+"""What is asked of a broker and a result backend: the protocol that every carrier keeps."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+from urllib.parse import urlsplit
+
+from msgspec import Struct
+
+from outlast.contrib.celery.beside.wire import Parcel
+from outlast.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from outlast.contrib.celery.beside.canvas import Part, Result, Size
+    from outlast.contrib.celery.beside.wire import Call
+
+__all__ = ["Backend", "Broker", "Taken", "open_backend", "open_broker"]
+
+
+class Taken(Struct, frozen=True, kw_only=True):
+    """A message in our hands: it is here until it is acknowledged, or goes back."""
+
+    tag: Any
+    raw: bytes
+    """As it came, for those that can't be read."""
+    queue: str
+    parcel: Parcel | None
+    """None if not even its envelope can be read."""
+    delivery: str | None = None
+    """What tells this sending from any other, where the carrier has that."""
+    again: bool = False
+    """Whether it may have been taken before."""
+
+
+class Broker(Protocol):
+    """Where messages are. Errors of the driver leave as ``StoreUnavailable``."""
+
+    def priority(self, given: int | None) -> int:
+        """A message's priority as a job's: higher is sooner."""
+        ...
+
+    async def take(self, queues: Sequence[str], limit: int) -> Sequence[Taken]:
+        """At most so many messages, in order; none if there are none."""
+        ...
+
+    async def settle(self, taken: Sequence[Taken]) -> None:
+        """Acknowledge: they are stored elsewhere."""
+        ...
+
+    async def give_back(self, taken: Sequence[Taken]) -> None:
+        """Let others have them, in their old place if there is one."""
+        ...
+
+    async def send(self, calls: Sequence[Call]) -> None:
+        """Send messages; they are the broker's when this returns.
+
+        One that was sent by us lately is not sent again, where the broker can tell.
+        """
+        ...
+
+    async def close(self) -> None: ...
+
+
+class Backend(Protocol):
+    """Where results are expected."""
+
+    async def store(self, results: Sequence[Result], sizes: Sequence[Size]) -> None:
+        """Write results and tell those who wait; and the sizes of chords that begin."""
+        ...
+
+    async def part(self, part: Part) -> Sequence[Any] | None:
+        """Count a part of a chord. All of them if it is complete and ours to go on with."""
+        ...
+
+    async def finish(self, group: str) -> None:
+        """Forget the parts of a chord whose body was sent."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+def open_broker(url: str, options: Mapping[str, Any]) -> Broker:
+    """The broker at a URL as Celery has it; nothing is connected yet.
+
+    Raises ``ConfigurationError``.
+    """
+    scheme = urlsplit(url).scheme
+    if scheme in ("redis", "rediss"):
+        from outlast.contrib.celery.beside.redis import RedisBroker
+
+        return RedisBroker(url, options)
+    raise ConfigurationError(
+        f"a broker of kind {scheme!r} is not known here: redis:// and rediss:// are"
+    )
+
+
+def open_backend(url: str, expires: float, options: Mapping[str, Any]) -> Backend:
+    """The same for a result backend; ``expires`` is Celery's ``result_expires`` in seconds."""
+    scheme = urlsplit(url).scheme
+    if scheme in ("redis", "rediss"):
+        from outlast.contrib.celery.beside.redis import RedisBackend
+
+        return RedisBackend(url, expires, options)
+    raise ConfigurationError(
+        f"a result backend of kind {scheme!r} is not known here: redis:// and rediss:// are"
+    )

@@ -1,0 +1,155 @@
+"""Takes messages in: stored here first, acknowledged there afterwards. And tells of silent ends."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from outlast.access import ledger_of
+from outlast.contrib.celery.beside.jobs import DELIVERY
+from outlast.errors import EnqueueUncertain, OutlastError
+from outlast.job import DAY, Status
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from outlast.contrib.celery.beside.carrier import Broker, Taken
+    from outlast.contrib.celery.beside.road import Road
+    from outlast.job import Job
+    from outlast.store import Store
+
+__all__ = ["Intake"]
+
+log = logging.getLogger(__name__)
+
+BATCH = 500
+AHEAD = 2000
+"""Jobs that wait here before more is taken in: what waits there, Celery's workers can have too."""
+SOON, LATE = 0.01, 0.1
+"""Seconds between two looks at an empty queue, soon after the last message and later."""
+SWEEP = 2.0
+PAGE = 100
+PAGES = 10
+PAST = 25 * DAY
+
+
+class Intake:
+    """The loop beside one worker."""
+
+    def __init__(self, road: Road, broker: Broker) -> None:
+        self._road = road
+        self._broker = broker
+        self._clock = road.app.clock
+        self._stopping = False
+        self._task: asyncio.Task[None] | None = None
+        self._counts: dict[str, tuple[int, int]] = {}
+
+    def start(self) -> None:
+        self._task = asyncio.ensure_future(self._run())
+
+    def stop(self) -> None:
+        """Takes no more; what was taken is stored and acknowledged still."""
+        self._stopping = True
+
+    async def _run(self) -> None:
+        pause, swept = SOON, 0.0
+        failures = 0
+        while not self._stopping:
+            try:
+                if self._clock.monotonic() - swept >= SWEEP:
+                    swept = self._clock.monotonic()
+                    await self._sweep()
+                if await self.turn():
+                    pause = SOON
+                    continue
+                failures = 0
+                pause = min(pause * 1.2, LATE)
+                await self._clock.sleep(pause)
+            except OutlastError as error:
+                failures += 1
+                log.warning("nothing comes in from Celery: %s", error)
+                await self._clock.sleep(min(0.1 * 2.0 ** min(failures, 8), 10.0))
+            except Exception:
+                # A defect of ours must not end the intake without a word, nor turn at full speed.
+                log.exception("nothing comes in from Celery")
+                await self._clock.sleep(5.0)
+
+    async def turn(self) -> int:
+        """Take some messages in; how many."""
+        store = self._road.app.store
+        if not await self._has_room(store):
+            return 0
+        taken = await self._broker.take(self._road.queues, BATCH)
+        if not taken:
+            return 0
+        try:
+            await self._store(store, taken)
+        except EnqueueUncertain:
+            # It stays noted as ours, and is taken anew: if it is stored, by its id.
+            raise
+        except OutlastError:
+            await self._broker.give_back(taken)
+            raise
+        await self._broker.settle(taken)
+        return len(taken)
+
+    async def _has_room(self, store: Store) -> bool:
+        waiting = 0
+        for line in self._road.lines:
+            waiting += (await store.depth(line)).ready
+        return waiting < AHEAD
+
+    async def _store(self, store: Store, taken: Sequence[Taken]) -> None:
+        jobs = [self._road.jobs.of(one) for one in taken]
+        added = await store.add(jobs)
+        for one, job, answer in zip(taken, jobs, added, strict=True):
+            if not answer.created:
+                await self._again(store, one, job)
+
+    async def _again(self, store: Store, taken: Taken, job: Job) -> None:
+        """The id is taken: by this very message, or by another call that was given the same."""
+        if taken.delivery is None:
+            if taken.again:
+                return
+            other = replace(job, id=self._road.other_id(job.id, None))
+        else:
+            (known,) = await ledger_of(store).get([job.id])
+            if known is not None and known.headers.get(DELIVERY) == taken.delivery:
+                return
+            other = replace(job, id=self._road.other_id(job.id, taken.delivery))
+        await store.add([other])
+
+    async def _sweep(self) -> None:
+        """Tell of jobs that died with their worker, were cancelled, or expired."""
+        store = self._road.app.store
+        ledger = ledger_of(store)
+        for line in self._road.lines:
+            depth = await store.depth(line)
+            counts = (depth.dead, depth.cancelled)
+            if self._counts.get(line, (0, 0)) == counts:
+                continue
+            last: str | None = None
+            # All of them once, and then the newest: these are the ones that are news.
+            for _ in range(PAGES if line in self._counts else 1_000_000):
+                found = await ledger.find(
+                    status=(Status.DEAD, Status.CANCELLED), queue=line, after=last, limit=PAGE
+                )
+                await self._tell(store, found)
+                if len(found) < PAGE:
+                    break
+                last = found[-1].id
+            self._counts[line] = counts
+
+    async def _tell(self, store: Store, found: Sequence[Job]) -> None:
+        oldest = self._clock.now() - PAST
+        ends = [
+            end
+            for job in found
+            if (job.task or "").startswith("celery:") and (job.finished_at or 0.0) > oldest
+            for end in self._road.ending_of(job)
+        ]
+        if ends:
+            await store.add(ends)
