@@ -76,3 +76,10 @@ def refuse(number: int) -> None:
 def total(numbers: list[int]) -> int:
     say(end="total")
     return sum(numbers)
+
+
+if os.environ.get("NEWER"):
+
+    @app.task(name="to_come")
+    def to_come(number: int) -> None:
+        say(end=f"new {number}")

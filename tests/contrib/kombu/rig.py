@@ -27,10 +27,13 @@ class Rig:
         self.folder = folder
         self.file = folder / "app.db"
         self.broker = broker or f"outlast+sqlite:///{self.file}"
+        self.url = self.broker.partition("+")[2]
         self.backend: str | None = None
         self.options = options
         self.log = folder / "said"
         self.gate = str(folder / "gate")
+        self.newer = False
+        """Whether the next workers know a task more."""
         self.workers: list[subprocess.Popen[bytes]] = []
         self._app: Celery | None = None
 
@@ -56,6 +59,7 @@ class Rig:
             **os.environ, "PYTHONPATH": str(ROOT), "BROKER": self.broker, "LOG": str(self.log),
             "OPTIONS": json.dumps(self.options), "CONFIG": json.dumps(config), "C_FORCE_ROOT": "1",
             "BACKEND": self.backend or "", "PYTHONWARNINGS": "default",
+            "NEWER": "1" if self.newer else "",
         }  # fmt: skip
         command = [
             sys.executable, "-m", "celery", "-A", "tests.contrib.kombu.program", "worker",

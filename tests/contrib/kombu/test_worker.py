@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -11,15 +10,13 @@ import pytest
 from celery import chain, chord, group
 from celery.exceptions import TaskRevokedError
 from tests.contrib.kombu.rig import PATIENCE, Rig
+from tests.contrib.kombu.store import look
 from tests.proof.patience import until
 
 from outlast.job import Status
-from outlast.stores import connect
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from outlast.job import Depth, Job
+    from collections.abc import Iterator
 
 YEAR = 365 * 86400.0
 
@@ -32,21 +29,6 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
     rig.worker("-c", "2", "-P", "prefork", "-E")
     yield rig
     rig.close()
-
-
-def look(rig: Rig, queue: str = "celery", *status: Status) -> tuple[Depth, Sequence[Job]]:
-    """What the store itself says of a queue."""
-
-    async def ask() -> tuple[Depth, Sequence[Job]]:
-        store: Any = connect(f"sqlite:///{rig.file}", namespace="celery", create=False)
-        await store.open()
-        try:
-            found = await store.find(queue=queue, status=status) if status else ()
-            return await store.depth(queue), found
-        finally:
-            await store.close()
-
-    return asyncio.run(ask())
 
 
 def signature(rig: Rig, task: str, *args: Any, **options: Any) -> Any:

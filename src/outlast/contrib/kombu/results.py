@@ -77,6 +77,24 @@ class OutlastResults(KeyValueStoreBackend):
     def expire(self, key: str | bytes, value: float) -> None:
         self._shelf.keep([_name(key)], value)
 
+    def set_chord_size(self, group_id: str, chord_size: int) -> None:
+        """Called before the last task of a chord's header is sent."""
+        self._shelf.put({self._size_of(group_id): b"%d" % chord_size}, self.expires or None)
+
+    def on_chord_part_return(self, request: Any, state: Any, result: Any, **kwargs: Any) -> None:
+        """Count the tasks of groups inside the header as well, where Celery counts the groups.
+
+        It would wait in the worker for results that perhaps need this very worker.
+        """
+        if request.group and request.chord:
+            size = self._shelf.get([self._size_of(request.group)])[0]
+            if size is not None:
+                request.chord["chord_size"] = int(size)
+        super().on_chord_part_return(request, state, result, **kwargs)
+
+    def _size_of(self, group_id: str) -> str:
+        return _name(self.get_key_for_group(group_id, ".size"))
+
     def wait_for(
         self,
         task_id: str,

@@ -1,0 +1,128 @@
+"""Cases from the field, for Celery's workers on our broker: C13, C15, C34, C49."""
+
+from __future__ import annotations
+
+import os
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tests.cases.rig import scaled
+from tests.contrib.kombu.rig import PATIENCE, Rig
+from tests.contrib.kombu.store import look, outlast
+from tests.proof.patience import until
+
+from outlast.job import Status
+
+if TYPE_CHECKING:
+    import subprocess
+
+DAY = 86400.0
+MIB = 1 << 20
+
+
+def many(rig: Rig, count: int, **headers: Any) -> None:
+    """So many tasks in few commits, as protocol 2 has them."""
+    with rig.app.producer_or_acquire() as producer, producer.batch(max_size=1000):
+        for number in range(count):
+            rig.app.send_task("note", [number], producer=producer, **headers)
+
+
+def memory(worker: subprocess.Popen[bytes]) -> int:
+    """Of a worker without child processes."""
+    status = Path(f"/proc/{worker.pid}/status").read_text()
+    return int(status.partition("VmRSS:")[2].split()[0]) * 1024
+
+
+def test_c13_a_task_for_later_runs_once_however_often_workers_restart(rig: Rig) -> None:
+    """There is no visibility timeout, and so nothing that hands out a second copy."""
+    due = time.time() + scaled(30.0, 4.0)
+    rig.send("note", 1, eta=datetime.fromtimestamp(due, UTC))
+    for _ in range(scaled(2, 1)):
+        worker = rig.worker("-c", "1", "-P", "threads")
+        assert rig.stop(worker) == 0
+    for name in "ab":
+        rig.worker("-c", "1", "-P", "threads", name=name)
+    rig.wait_for(1)
+    assert time.time() >= due
+    rig.send("note", 2)
+    rig.wait_for(2)
+    assert rig.ends() == [1, 2]
+
+
+def test_c15_far_off_tasks_fill_no_memory_and_hold_up_nothing(rig: Rig) -> None:
+    count = scaled(100_000, 5_000)
+    worker = rig.worker("-c", "2", "-P", "threads")
+    rig.send("note", 0)
+    rig.wait_for(0)
+    before = memory(worker)
+    many(rig, count, countdown=30 * DAY)
+    sent = time.time()
+    for number in range(1, 11):
+        rig.send("note", number)
+    rig.wait_for(*range(1, 11))
+    assert time.time() - sent < 30, "they are held up"
+    assert memory(worker) - before < 50 * MIB
+    assert look(rig)[0].delayed == count
+
+
+def test_c34_a_task_that_no_worker_knows_waits_for_one_that_does(rig: Rig) -> None:
+    """Celery's worker rejects it, and other brokers delete what is rejected."""
+    for number in range(5):
+        rig.send("to_come", number)
+    for number in range(10):
+        rig.send("note", number)
+    old = rig.worker("-c", "1", "-P", "threads")
+    rig.wait_for(*range(10))
+    until(lambda: look(rig)[0].dead == 5, PATIENCE, "the five are dead")
+    assert rig.stop(old) == 0
+    assert look(rig)[0].live == 0
+    listed = outlast(rig, "jobs", "--state", "dead", "--json")
+    assert listed.returncode == 0, listed.stderr
+    assert listed.stdout.count("the consumer rejected the message") == 5
+    revived = outlast(rig, "retry", "--dead", "--yes")
+    assert revived.returncode == 0, revived.stderr
+    assert look(rig)[0].ready == 5
+    rig.newer = True
+    rig.worker("-c", "1", "-P", "threads")
+    rig.wait_for(*(f"new {number}" for number in range(5)))
+    assert len(rig.ends()) == 15
+
+
+def test_c49_purge_takes_what_waits_and_nothing_else(rig: Rig) -> None:
+    worker = rig.worker("-c", "1", "-P", "threads", "-Q", "a", worker_prefetch_multiplier=1)
+    rig.send("hold", 1, rig.gate, queue="a")
+    until(lambda: rig.starts() == [1], PATIENCE, "it runs")
+    for queue in ("a", "b", "c"):
+        for number in range(100, 120):
+            rig.send("note", number, queue=queue)
+    for number in range(200, 205):
+        rig.send("note", number, queue="a", countdown=3600)
+    with rig.app.connection_for_write() as connection:
+        assert connection.default_channel.queue_purge("a") == 25
+        assert connection.default_channel.queue_purge("nowhere") == 0
+    assert [look(rig, name)[0].queued for name in "abc"] == [0, 20, 20]
+    rig.open_gate()
+    rig.wait_for(1)
+    assert rig.stop(worker) == 0
+    assert rig.ends() == [1]
+    assert look(rig, "a")[0].live == 0
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+def test_a_program_that_forks_goes_on_publishing(rig: Rig) -> None:
+    """As gunicorn does with preloaded programs: the child must not use what its parent opened."""
+    rig.send("note", 1)
+    child = os.fork()
+    if child == 0:
+        try:
+            rig.send("note", 2)
+        except BaseException:
+            os._exit(1)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    rig.send("note", 3)
+    depth, jobs = look(rig, "celery", Status.QUEUED)
+    assert depth.ready == len(jobs) == 3
