@@ -101,9 +101,7 @@ def check_jobs(jobs: Sequence[Job]) -> Job | None:
             differ = differ or job is not jobs[0]
             model = bare
         else:
-            id_ = job.id
-            if not (0 < len(id_) <= MAX_ID and id_.isascii() and id_.isprintable()):
-                _check_text(id_, "id", MAX_ID)
+            _check_id(job.id)
     _model = model
     return None if differ else model
 
@@ -119,11 +117,19 @@ def _check_alike(jobs: Alike) -> Job | None:
     if model is not _template:
         check_job(model)
         _template = model
+    if len(ids) == 1:
+        _check_id(ids[0])
+        return model
     lengths = list(map(len, ids))
     if not (_clean("".join(ids)) and min(lengths) > 0 and max(lengths) <= MAX_ID):
         for id_ in ids:
             _check_text(id_, "id", MAX_ID)
     return model
+
+
+def _check_id(id_: str) -> None:
+    if not (0 < len(id_) <= MAX_ID and id_.isascii() and id_.isprintable()):
+        _check_text(id_, "id", MAX_ID)
 
 
 def are_alike(job: Job, other: Job) -> bool:

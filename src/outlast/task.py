@@ -9,9 +9,10 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, Protocol, Self, TypeVar
 
 import msgspec
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, Struct, UnsetType
 
 from outlast.errors import ConfigurationError
+from outlast.job import Job
 from outlast.limits import check_name
 from outlast.options import call_fields, kept_with_key, needs, policy_of
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
     from outlast.codec import Signature
     from outlast.handle import Handle
-    from outlast.job import Job, OnRepeat
+    from outlast.job import OnRepeat
     from outlast.options import KeepKey, KeyOf, Lane, TaskOptions
     from outlast.retry import RetryPolicy
     from outlast.store import Feature
@@ -69,26 +70,18 @@ class Outlet(Protocol):
         ...
 
 
-class Call(Generic[R_co]):
+class Call(Struct, Generic[R_co], eq=False, gc=False):
     """One call of a task as a job that is not stored yet, for ``app.enqueue_many``.
 
     Its id is fixed, so storing it twice is one job.
     """
 
     __module__ = "outlast"
-    __slots__ = ("id", "model", "payload", "task")
 
-    def __init__(
-        self,
-        model: Job,
-        task: Task[..., R_co],
-        id: str | None = None,
-        payload: bytes | None = None,
-    ) -> None:
-        self.model = model
-        self.task = task
-        self.id = model.id if id is None else id
-        self.payload = model.payload if payload is None else payload
+    model: Job
+    task: Task[..., R_co]
+    id: str
+    payload: bytes
 
     @property
     def job(self) -> Job:
@@ -128,6 +121,7 @@ class Task(Generic[P, R_co]):
         self.options = options
         self.decode_result: Callable[[bytes], R_co] = signature.decode_result
         self.outlet = outlet
+        self._new_id = outlet.new_id
         lane = options.lane if callable(options.lane) else None
         self._bind(options.job(name), lane, options.key)
 
@@ -185,7 +179,7 @@ class Task(Generic[P, R_co]):
                 keep=template.keep if key is None else kept_with_key(template),
                 lane=lane,
             )
-        return Call(template, self, self.outlet.new_id(), payload)
+        return Call(template, self, self._new_id(), payload)
 
     def using(
         self,

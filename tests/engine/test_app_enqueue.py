@@ -114,7 +114,7 @@ async def test_storing_a_call_again_is_one_job(app: Outlast) -> None:
 async def test_an_id_that_is_taken_by_other_arguments_is_a_conflict(app: Outlast) -> None:
     call = send_of(app).call(1)
     await app.enqueue_many([call])
-    other = Call(msgspec.structs.replace(call.job, payload=b'{"order":2}'), call.task)
+    other = Call(call.model, call.task, call.id, b'{"order":2}')
     with pytest.raises(KeyConflict, match=call.job.id):
         await app.enqueue_many([other])
     assert await count(app) == 1

@@ -40,9 +40,9 @@ class Signature:
     """
 
     __slots__ = (
-        "_by_keyword", "_by_position", "_exact", "_kinds", "_label", "_loads", "_max_bytes",
-        "_max_depth", "_required", "_result", "_shown", "_unsure", "_whole", "decode_result",
-        "encode_result",
+        "_by_keyword", "_by_position", "_kinds", "_label", "_loads", "_max_bytes", "_max_depth",
+        "_places", "_required", "_result", "_room", "_shown", "_unsure", "_whole",
+        "decode_result", "encode_result",
     )  # fmt: skip
 
     def __init__(
@@ -61,7 +61,10 @@ class Signature:
         kinds = found.kinds
         self._kinds: dict[str, Kind] = kinds
         self._shown = found.shown
-        self._exact = {name: kind.exact for name, kind in kinds.items()}
+        self._room = max_depth - 1
+        self._places = tuple(
+            (name, kinds[name].exact, kinds[name].dump) for name in found.by_position
+        )
         self._by_position = tuple(found.by_position)
         self._by_keyword = frozenset(found.by_keyword)
         self._required = frozenset(found.required)
@@ -87,16 +90,18 @@ class Signature:
         another type than annotated, or one that JSON would change; and if the payload is larger
         or nests deeper than the limits.
         """
-        if len(args) == self._whole and not kwargs:
-            tree = dict(zip(self._by_position, args, strict=True))
-        else:
-            tree = self._bind(args, kwargs)
-        exact = self._exact
+        tree: dict[str, Any] = {}
         name = ""
         try:
-            for name, value in tree.items():
-                if type(value) is not exact[name]:
-                    tree[name] = self._kinds[name].dump(value, self._max_depth - 1)
+            if len(args) == self._whole and not kwargs:
+                # With zip() it would take twice as long.
+                for at, (name, exact, dump) in enumerate(self._places):
+                    value = args[at]
+                    tree[name] = value if type(value) is exact else dump(value, self._room)
+            else:
+                tree = self._bind(args, kwargs)
+                for name, value in tree.items():
+                    tree[name] = self._kinds[name].dump(value, self._room)
             data = wire_bytes(tree)
         except UnicodeError as error:
             refuse(self._argument(_unprintable(tree) or name), error, self._max_depth)

@@ -61,13 +61,19 @@ class Reply(Generic[T]):
 def deliver(calls: Sequence[Reply[Any]]) -> None:
     """Answer callers: one wake-up for each loop, however many of its calls are done."""
     loops: dict[asyncio.AbstractEventLoop, list[Reply[Any]]] = {}
+    last: asyncio.AbstractEventLoop | None = None
+    mine: list[Reply[Any]] = []
     for call in calls:
         call.told = True
-        if isinstance(call.reply, Future):
-            call.reply.set_running_or_notify_cancel()
+        reply = call.reply
+        if isinstance(reply, Future):
+            reply.set_running_or_notify_cancel()
             call.resolve()
-        elif call.reply is not None:
-            loops.setdefault(call.reply.get_loop(), []).append(call)
+        elif reply is not None:
+            loop = reply.get_loop()
+            if loop is not last:
+                last, mine = loop, loops.setdefault(loop, [])
+            mine.append(call)
     for loop, mine in loops.items():
         # A caller whose loop is closed has nobody to tell.
         with contextlib.suppress(RuntimeError):

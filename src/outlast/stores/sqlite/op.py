@@ -61,12 +61,16 @@ def by_model(
     """The calls that add jobs of one kind, for each kind; and the others."""
     rest: list[Op[Any]] = []
     kinds: dict[int, tuple[Job, list[Op[Any]]]] = {}
+    last: Job | None = None
+    same: list[Op[Any]] = []
     for op in group:
         model = op.model
         if model is None:
             rest.append(op)
-        else:
-            kinds.setdefault(id(model), (model, []))[1].append(op)
+            continue
+        if model is not last:
+            last, (_, same) = model, kinds.setdefault(id(model), (model, []))
+        same.append(op)
     return kinds.values(), rest
 
 

@@ -167,19 +167,21 @@ class Writer:
         """What to do next. Last come the calls that waited for what the others may bring."""
         group: list[Op[Any]] = []
         last: list[Op[Any]] = []
-        size, adds = 0, False
+        size = 0
         if self._roused:
             self._roused = False
             last = self._unpark()
         while self._waiting and size < GROUP:
             op = self._waiting.popleft()
-            if op.idle is not None and op.idle():
+            if op.idle is None:
+                group.append(op)
+            elif op.idle():
                 self._parked = [*self._unpark(), op]
                 continue
+            else:
+                last.append(op)
             size += op.size
-            adds = adds or op.jobs is not None
-            (group if op.idle is None else last).append(op)
-        if adds and self._parked:
+        if self._parked and any(op.jobs is not None for op in group):
             last += self._unpark()
         return group + last
 
@@ -246,9 +248,11 @@ class Writer:
 
         None if the look at it cost the connection.
         """
-        adds = [op for op in group if op.jobs is not None]
         now = time.monotonic()
-        if not adds or now < self._room_until:
+        if now < self._room_until:
+            return group
+        adds = [op for op in group if op.jobs is not None]
+        if not adds:
             return group
         error: StoreUnavailable
         try:
@@ -318,9 +322,8 @@ class Writer:
             answers = self._moves.add_alike(model, *parts_of(same))
             at = 0
             for op in same:
-                op.error = None
-                op.answer = answers[at : at + op.size]
-                at += op.size
+                end = at + op.size
+                op.error, op.answer, at = None, answers[at:end], end
         return rest
 
     def _set_synchronous(self, level: int) -> None:
