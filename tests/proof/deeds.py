@@ -1,13 +1,15 @@
 """Workers killed at writes of jobs with steps and transactions: each effect is there exactly once.
 
-Each round is a process that works on one file and kills itself as it is about to do its n-th write
-or sync, wherever that is: ``--sweep`` takes each n in turn, else n is drawn by lot.
+Each round is a process that works on one store and kills itself as it is about to do its n-th
+write or sync, wherever that is: ``--sweep 1`` takes each n in turn, else n is drawn by lot. With
+``--postgres`` the writes are those to the server, and it dies before or behind one.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import os
 import random
 import shutil
@@ -19,7 +21,7 @@ import time
 import uuid
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import apsw
 import msgspec
@@ -33,9 +35,11 @@ from outlast.stores.sqlite.verify import verify
 from outlast.worker import Worker
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tests.proof.vfs import Op
 
-__all__ = ["Deeds", "take_deeds"]
+__all__ = ["Deeds", "Ground", "take_deeds", "work"]
 
 QUEUE = "deeds"
 JOBS = 8
@@ -65,6 +69,91 @@ class Deeds:
         self.stories.append(f"{what}: {story}")
 
 
+class Ground(Protocol):
+    """Where the jobs of some lives are."""
+
+    text: str
+    """How the task stores its effect."""
+    ended: str
+    """The table of jobs that have ended."""
+    reach: int
+    """The highest n that is drawn."""
+    pause: float
+    """Seconds between two looks whether all is done."""
+
+    def app(self) -> Outlast: ...
+    def begun(self) -> None:
+        """A task has begun."""
+        ...
+
+    def store(self, vfs: str) -> Any: ...
+    def copy(self, folder: Path) -> Ground:
+        """The same at another place, as it stands; to be called once it is filled."""
+        ...
+
+    def life(self, nth: int) -> None:
+        """Work in this process until all is done, or until the n-th write."""
+        ...
+
+    def prepare(self) -> None:
+        """Make the table of effects."""
+        ...
+
+    def rows(self, text: str) -> list[Any]:
+        """What a statement reads; ``@`` stands for the place of the tables."""
+        ...
+
+    def verify(self) -> list[str]:
+        """What is wrong with the store as a whole."""
+        ...
+
+
+class SqliteGround:
+    """A file in a folder."""
+
+    text = "INSERT INTO effects (n, mark) VALUES (?, ?)"
+    ended = "jobs"
+    reach = REACH
+    pause = 0.01
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def app(self) -> Outlast:
+        return Outlast(f"sqlite:///{self.folder}/deeds.db")
+
+    def begun(self) -> None:
+        """What was written until then counts, too."""
+
+    def store(self, vfs: str) -> Any:
+        return sqlite_store(self.folder / "deeds.db", vfs=vfs)
+
+    def copy(self, folder: Path) -> SqliteGround:
+        shutil.copytree(self.folder, folder)
+        return SqliteGround(folder)
+
+    def life(self, nth: int) -> None:
+        with watched("proof-deeds", _Killer(nth)) as vfs:
+            asyncio.run(work(self, self.folder, vfs))
+
+    def prepare(self) -> None:
+        self.rows("CREATE TABLE effects (n INTEGER NOT NULL, mark TEXT NOT NULL)")
+
+    def rows(self, text: str) -> list[Any]:
+        connection = apsw.Connection(str(self.folder / "deeds.db"))
+        try:
+            return connection.execute(text.replace("@", "")).fetchall()
+        finally:
+            connection.close()
+
+    def verify(self) -> list[str]:
+        connection = apsw.Connection(str(self.folder / "deeds.db"))
+        try:
+            return list(verify(connection))
+        finally:
+            connection.close()
+
+
 class _Killer:
     """Looks on at the files, and kills this process at its n-th write."""
 
@@ -81,9 +170,9 @@ class _Killer:
         """Nothing to note."""
 
 
-def app_at(folder: Path) -> Outlast:
+def app_at(ground: Ground, folder: Path) -> Outlast:
     """Jobs whose effects are seen: marks in a file outside, rows inside, jobs that follow."""
-    app = Outlast(f"sqlite:///{folder}/deeds.db")
+    app = ground.app()
     marks = folder / "marks"
 
     def mark(kind: str, n: int) -> str:
@@ -99,11 +188,12 @@ def app_at(folder: Path) -> Outlast:
 
     @app.task(name="deed", queue=QUEUE, max_crashes=None)
     async def deed(n: int) -> str:
+        ground.begun()
         step = current().step
         first = await step("first", mark, "first", n)
         await asyncio.gather(step("side", mark, "side1", n), step("side", mark, "side2", n))
         async with current().transaction() as tx:
-            await tx.execute("INSERT INTO effects (n, mark) VALUES (?, ?)", (n, first))
+            await tx.execute(ground.text, (n, first))
             await follow.enqueue(n)
             await step("inner", mark, "inner", n)
             tx.result = first
@@ -112,41 +202,34 @@ def app_at(folder: Path) -> Outlast:
     return app
 
 
-async def _fill(folder: Path, jobs: int) -> None:
-    app = app_at(folder)
-    async with app:
-        await app.enqueue_many([app.tasks["deed"].call(n) for n in range(jobs)])
-    connection = apsw.Connection(str(folder / "deeds.db"))
-    connection.execute("CREATE TABLE effects (n INTEGER NOT NULL, mark TEXT NOT NULL)")
-    connection.close()
+def _fill(ground: Ground, jobs: int) -> None:
+    async def enqueue() -> None:
+        app = app_at(ground, Path())
+        async with app:
+            await app.enqueue_many([app.tasks["deed"].call(n) for n in range(jobs)])
+
+    asyncio.run(enqueue())
+    ground.prepare()
 
 
-async def _work(folder: Path, vfs: str) -> None:
-    app = app_at(folder)
+async def work(ground: Ground, folder: Path, vfs: str = "") -> None:
+    """Until nothing is left to be done."""
+    app = app_at(ground, folder)
     async with app:
         # No lease runs out here: what the dead held comes back by their lifelines.
         worker = Worker(
-            lambda: sqlite_store(folder / "deeds.db", vfs=vfs),
-            app.tasks,
-            queues=(QUEUE,),
-            concurrency=3,
-            lease=3600.0,
+            lambda: ground.store(vfs), app.tasks, queues=(QUEUE,), concurrency=3, lease=3600.0
         )
         running = asyncio.create_task(worker.run())
         while (await app.store.depth(QUEUE)).live and not running.done():
-            await app.store.wait(("none",), 0.01)
+            await app.store.wait(("none",), ground.pause)
         worker.stop()
         await running
 
 
-def _life(folder: Path, nth: int) -> None:
-    with watched("proof-deeds", _Killer(nth)) as vfs:
-        asyncio.run(_work(folder, vfs))
-
-
-def _round(folder: Path, nth: int, deeds: Deeds) -> bool:
+def _round(ground: Ground, nth: int, deeds: Deeds) -> bool:
     """One life; whether it came to its end."""
-    child = fork(lambda: _life(folder, nth))
+    child = fork(lambda: ground.life(nth))
     try:
         code = child.wait(120.0)
     except TimeoutError:
@@ -162,18 +245,16 @@ def _round(folder: Path, nth: int, deeds: Deeds) -> bool:
     return code == 0
 
 
-def _judge(folder: Path, jobs: int, deeds: Deeds) -> None:
+def _judge(ground: Ground, folder: Path, jobs: int, deeds: Deeds) -> None:
     """What must be true when all jobs have ended."""
-    connection = apsw.Connection(str(folder / "deeds.db"))
     deeds.acknowledged += jobs
-    for wrong in verify(connection):
+    for wrong in ground.verify():
         deeds.finding("verify", wrong)
-    effects: list[Any] = connection.execute("SELECT n, mark FROM effects ORDER BY n").fetchall()
+    effects = ground.rows("SELECT n, mark FROM @effects ORDER BY n")
     deeds.effects += len(effects)
     if [n for n, _ in effects] != list(range(jobs)):
         deeds.finding("effects", f"{jobs} jobs left the rows {[n for n, _ in effects]}")
-    results, stored = _outcomes(connection, deeds)
-    connection.close()
+    results, stored = _outcomes(ground, deeds)
     wanted = sorted([(task, n) for task in ("deed", "follow") for n in range(jobs)])
     if sorted(task for task, _ in results) != wanted:
         deeds.finding("jobs", f"there are {sorted(results)}")
@@ -187,13 +268,16 @@ def _judge(folder: Path, jobs: int, deeds: Deeds) -> None:
 
 
 def _outcomes(
-    connection: apsw.Connection, deeds: Deeds
+    ground: Ground, deeds: Deeds
 ) -> tuple[list[tuple[tuple[str, int], Any]], dict[tuple[str, int], str]]:
     """The result of each job, by its task and number, and what is stored of each step."""
-    jobs: list[Any] = connection.execute(
+    jobs = ground.rows(
         "SELECT j.id, l.task, j.state, j.payload, j.result"
-        " FROM jobs j JOIN lines l ON l.id = j.line"
-    ).fetchall()
+        f" FROM @{ground.ended} j JOIN @lines l ON l.id = j.line"
+    )
+    steps: dict[str, list[tuple[str, Any]]] = {}
+    for identifier, name, value in ground.rows("SELECT job, name, result FROM @steps"):
+        steps.setdefault(identifier, []).append((name, value))
     results: list[tuple[tuple[str, int], Any]] = []
     stored: dict[tuple[str, int], str] = {}
     kinds = {"side#1": "side1", "side#2": "side2"}
@@ -202,10 +286,7 @@ def _outcomes(
         if state != DONE:
             deeds.finding("unfinished", f"{task} {n} is in state {state}")
         results.append(((task, n), msgspec.json.decode(result or b"null")))
-        steps: list[Any] = connection.execute(
-            "SELECT name, result FROM steps WHERE job = ?", (identifier,)
-        ).fetchall()
-        for name, value in steps:
+        for name, value in steps.get(identifier, ()):
             stored[kinds.get(name, name.partition("#")[0]), n] = msgspec.json.decode(value)
     return results, stored
 
@@ -227,13 +308,13 @@ def _judge_marks(folder: Path, jobs: int, stored: dict[tuple[str, int], str], de
             deeds.finding("repeated", f"{place} was remembered and done again: {tokens}")
 
 
-def _judged(folder: Path, jobs: int, deeds: Deeds) -> None:
+def _judged(ground: Ground, folder: Path, jobs: int, deeds: Deeds) -> None:
     """Judge in a child: beside the rounds to come no open database must be in this process."""
     found = folder / "found"
 
     def judge() -> None:
         mine = Deeds()
-        _judge(folder, jobs, mine)
+        _judge(ground, folder, jobs, mine)
         found.write_bytes(msgspec.json.encode(mine))
 
     in_child(judge, 120.0)
@@ -245,56 +326,65 @@ def _judged(folder: Path, jobs: int, deeds: Deeds) -> None:
         deeds.finding(story.partition(":")[0], story)
 
 
-def _sweep(deeds: Deeds, most: int, until: float) -> None:
+def _sweep(
+    at: Callable[[Path], Ground], deeds: Deeds, most: int, until: float, stride: int
+) -> None:
     """One job, killed at each of its writes in turn, each time from the same start."""
     with tempfile.TemporaryDirectory(prefix="deeds-") as name:
-        start = Path(name) / "start"
-        start.mkdir()
-        in_child(lambda: asyncio.run(_fill(start, 1)), 120.0)
-        for nth in range(1, most + 1):
+        folder = Path(name) / "start"
+        folder.mkdir()
+        start = at(folder)
+        in_child(lambda: _fill(start, 1), 120.0)
+        for nth in range(1, most + 1, stride):
             folder = Path(name) / str(nth)
-            shutil.copytree(start, folder)
-            ended = _round(folder, nth, deeds)
+            ground = start.copy(folder)
+            ended = _round(ground, nth, deeds)
             if not ended:
-                _round(folder, sys.maxsize, deeds)
-            _judged(folder, 1, deeds)
+                _round(ground, sys.maxsize, deeds)
+            _judged(ground, folder, 1, deeds)
             shutil.rmtree(folder)
             if ended or time.monotonic() > until:
                 break
 
 
-def _by_lot(deeds: Deeds, most: int, until: float, dice: random.Random) -> None:
+def _by_lot(
+    at: Callable[[Path], Ground], deeds: Deeds, most: int, until: float, dice: random.Random
+) -> None:
     with tempfile.TemporaryDirectory(prefix="deeds-") as name:
         folder = Path(name)
-        in_child(lambda: asyncio.run(_fill(folder, JOBS)), 120.0)
+        ground = at(folder)
+        in_child(lambda: _fill(ground, JOBS), 120.0)
         while deeds.rounds < most and time.monotonic() < until:
-            if _round(folder, dice.randint(1, REACH), deeds):
+            if _round(ground, dice.randint(1, ground.reach), deeds):
                 break
         else:
             # Out of rounds: one last life, which nobody kills.
-            _round(folder, sys.maxsize, deeds)
-        _judged(folder, JOBS, deeds)
+            _round(ground, sys.maxsize, deeds)
+        _judged(ground, folder, JOBS, deeds)
 
 
-def rounds(most: int, seed: int, budget: float, *, sweep: bool) -> Deeds:
+def rounds(at: Callable[[Path], Ground], most: int, seed: int, budget: float, sweep: int) -> Deeds:
     """So many lives, or those that fit into the budget."""
     deeds = Deeds(seed=seed)
     began = time.monotonic()
     if sweep:
-        _sweep(deeds, most, began + budget)
+        _sweep(at, deeds, most, began + budget, sweep)
     else:
         dice = random.Random(seed)
         while deeds.rounds < most and time.monotonic() < began + budget:
-            _by_lot(deeds, most, began + budget, dice)
+            _by_lot(at, deeds, most, began + budget, dice)
     deeds.seconds = time.monotonic() - began
     return deeds
 
 
-def take_deeds(most: int, seed: int, *, sweep: bool = False, budget: float = 3600.0) -> Deeds:
+def take_deeds(
+    most: int, seed: int, *, sweep: int = 0, postgres: bool = False, budget: float = 3600.0
+) -> Deeds:
     """Run the rounds in a fresh process, which is small and forks fast."""
     words = ["--rounds", str(most), "--seed", str(seed), "--budget", str(budget)]
+    words += ["--sweep", str(sweep), *["--postgres"] * postgres]
     done = subprocess.run(
-        [sys.executable, "-m", "tests.proof.deeds", *words, *(["--sweep"] if sweep else [])],
+        [sys.executable, "-m", "tests.proof.deeds", *words],
         cwd=Path(__file__).parents[2],
         stdout=subprocess.PIPE,
         check=True,
@@ -308,9 +398,16 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--budget", type=float, default=3600.0)
-    parser.add_argument("--sweep", action="store_true")
+    parser.add_argument("--sweep", type=int, default=0, help="each write, or each n-th")
+    parser.add_argument("--postgres", action="store_true")
     told = parser.parse_args()
-    deeds = rounds(told.rounds, told.seed, told.budget, sweep=told.sweep)
+    with contextlib.ExitStack() as stack:
+        at: Callable[[Path], Ground] = SqliteGround
+        if told.postgres:
+            from tests.proof.deeds_postgres import grounds
+
+            at = stack.enter_context(grounds())
+        deeds = rounds(at, told.rounds, told.seed, told.budget, told.sweep)
     print(msgspec.json.encode(deeds).decode())
 
 

@@ -8,7 +8,7 @@ from tests.proof.deeds import take_deeds
 
 @pytest.mark.timeout(600)
 def test_a_kill_at_each_write_of_a_job_with_steps_and_a_transaction() -> None:
-    deeds = take_deeds(1000, seed=1, sweep=True)
+    deeds = take_deeds(1000, seed=1, sweep=1)
     assert deeds.broken == {}, "\n\n".join(deeds.stories)
     assert deeds.killed >= 20
     assert deeds.effects == deeds.acknowledged == deeds.killed + 1
@@ -20,4 +20,24 @@ def test_kills_by_lot_over_many_jobs() -> None:
     deeds = take_deeds(40, seed=1)
     assert deeds.broken == {}, "\n\n".join(deeds.stories)
     assert deeds.killed >= 15
+    assert deeds.effects == deeds.acknowledged
+
+
+@pytest.mark.needs("servers")
+@pytest.mark.timeout(600)
+def test_a_kill_at_writes_to_postgresql() -> None:
+    """Each tenth of them here; ``python -m tests.proof.deeds --postgres --sweep 1`` takes all."""
+    deeds = take_deeds(1000, seed=1, sweep=10, postgres=True)
+    assert deeds.broken == {}, "\n\n".join(deeds.stories)
+    assert deeds.killed >= 15
+    assert deeds.effects == deeds.acknowledged == deeds.killed + 1
+    assert deeds.repeated > 0, "kills that interrupt no step prove nothing"
+
+
+@pytest.mark.needs("servers")
+@pytest.mark.timeout(600)
+def test_kills_by_lot_on_postgresql() -> None:
+    deeds = take_deeds(15, seed=1, postgres=True)
+    assert deeds.broken == {}, "\n\n".join(deeds.stories)
+    assert deeds.killed >= 8
     assert deeds.effects == deeds.acknowledged
