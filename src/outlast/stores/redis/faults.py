@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from redis import exceptions as theirs
 
-from outlast.errors import ConfigurationError, OutlastError, StoreError, StoreFull, StoreUnavailable
+from outlast.errors import (
+    ConfigurationError,
+    OutlastError,
+    StoreError,
+    StoreFull,
+    StoreMoved,
+    StoreUnavailable,
+)
 
 __all__ = ["NOT_DONE", "mapped"]
 
@@ -47,6 +54,9 @@ def _refused(error: theirs.ResponseError, shown: str) -> OutlastError:
     word = text.partition(" ")[0]
     if word == "NOAUTH":
         return ConfigurationError(f"{shown} wants a user or a password: {text}")
+    if word == "OUTLASTMOVED":
+        to = text.partition(" ")[2]
+        return StoreMoved(f"the jobs of {shown} were moved to {to}, or are on their way: use that")
     if "user executing the script" in text:
         return _no_right(error, shown)
     if word in ("MISCONF", "BUSY", "LOADING", "NOREPLICAS"):

@@ -17,6 +17,7 @@ _PARTS = {
     "claim": ("base", "claim"),
     "idle": ("base", "idle"),
     "look": ("base", "look"),
+    "moving": ("base", "insert", "moving"),
     "prune": ("base", "prune"),
     "recover": ("base", "recover"),
     "recover_worker": ("base", "recover_worker"),

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from outlast.job import Claim
     from outlast.stores.redis.op import Arg
 
-__all__ = ["Stepped"]
+__all__ = ["Stepped", "own_of", "step_from"]
 
 _pack = msgspec.msgpack.Encoder().encode
 _unpack = msgspec.msgpack.Decoder(tuple[bytes, bytes | None, str | None]).decode
@@ -62,10 +62,10 @@ def _recall(claim: Claim) -> Op[Sequence[Step]]:
 
 def _steps(raw: Sequence[Any]) -> list[Step]:
     now = float(raw[0])
-    return [_step(raw[n].decode(), raw[n + 1], now) for n in range(1, len(raw), 2)]
+    return [step_from(raw[n].decode(), raw[n + 1], now) for n in range(1, len(raw), 2)]
 
 
-def _step(name: str, stored: bytes, now: float) -> Step:
+def step_from(name: str, stored: bytes, now: float) -> Step:
     until, size = unpack_from(">dI", stored)
     digest, result, event = _unpack(stored[12 + size :])
     left = None if until == float("inf") else until - now
@@ -75,6 +75,10 @@ def _step(name: str, stored: bytes, now: float) -> Step:
 def _remember(claim: Claim, step: Step) -> Op[bool]:
     delay = "" if step.delay is None else repr(float(step.delay))
     waits = (step.event or "") if step.result is None else ""
-    own = _pack((step.digest, step.result, step.event))
-    args: list[Arg] = ["remember", claim.job.id, claim.receipt.hex(), step.name, delay, waits, own]
-    return Op("steps", args, bool)
+    place = (claim.job.id, claim.receipt.hex(), step.name, delay, waits)
+    return Op("steps", ["remember", *place, own_of(step)], bool)
+
+
+def own_of(step: Step) -> bytes:
+    """What no script ever reads of a step."""
+    return _pack((step.digest, step.result, step.event))

@@ -19,6 +19,7 @@ from outlast.stores.news import ENDED, ROOM, WORK
 from outlast.stores.redis import ledger, opening, upkeep
 from outlast.stores.redis.claims import claim_args, claims_from
 from outlast.stores.redis.engine import Engine
+from outlast.stores.redis.moving import Moved
 from outlast.stores.redis.op import Op
 from outlast.stores.redis.steps import Stepped
 from outlast.stores.surface import Served
@@ -46,7 +47,7 @@ BITE = 500
 """Jobs that one call of the server touches, where the caller could name any number."""
 
 
-class RedisStore(Stepped, Served[Engine]):
+class RedisStore(Stepped, Moved, Served[Engine]):
     """The jobs of one namespace on a server."""
 
     features = ~(Feature.JOIN | Feature.PROMPT)

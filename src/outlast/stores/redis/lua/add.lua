@@ -3,6 +3,8 @@
 -- Answer: an empty list when all are new; else one entry a job: 1, {line, body} of one that is
 -- stored, {index} of its twin in the batch, or the id that holds its key. Or {'!', why, ...}.
 
+local refused = moved()
+if refused then return refused end
 local capacity = tonumber(ARGV[3])
 local jobs = read_jobs(4, false)
 local answers, steps, fresh, keys, replaced, all_new = {}, {}, {}, {}, {}, true

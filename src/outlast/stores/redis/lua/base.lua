@@ -4,7 +4,8 @@
 -- A line is QUEUE/TASK, or QUEUE for items without a task; neither name can hold a slash.
 --
 --   P m          hash     seq (of the newest job), schema, run (of the server), lease (the longest),
---                         fence (the last), event (how many woke somebody)
+--                         fence (the last), event (how many woke somebody), mark and left (the jobs
+--                         are moved elsewhere, and how far that is)
 --   P g          set      all lines that were ever used;  P g QUEUE: those of one queue
 --   P n LINE     hash     counts: q(ueued), r(unning), d(one), x (dead), c(ancelled)
 --   P j ID       string   a job as it was added: length, header, body (the client's own)
@@ -30,6 +31,7 @@
 --   P c EVENT    zset     who waits for an event, as ID NUL NAME: by the last event it has seen
 --   P r, P R     hash     events: until when, token, payload; zset: when they are forgotten
 --   P W          zset     events that have still to wake somebody, by their number
+--   P M          hash     moves that come in: up to where
 --
 -- Outside of P, where the server is no cluster: outlast:namespaces, a set of those ever used.
 --
@@ -194,6 +196,14 @@ local function finish()
   each_chunk(kept, 500, function(ids, i, j) call('ZADD', P .. 'z', unpack(ids, i, j)) end)
   tell()
   counts, unleased, released, topics, over, kept = {}, {}, {}, {}, {}, {}
+end
+
+-- What is changed in a store whose jobs were moved elsewhere would be lost: the error to answer.
+local function moved()
+  local left = call('HGET', P .. 'm', 'left')
+  if not left or left == 'draining' then return nil end
+  local to = cjson.decode(call('HGET', P .. 'm', 'mark')).to
+  return redis.error_reply('OUTLASTMOVED ' .. to)
 end
 
 -- A server without memory refuses the first write of a script if that may take some, but none after

@@ -3,6 +3,7 @@
 -- of each. With `again` the answer to the same call was lost: what it claimed is answered first.
 -- Answer: 1 if there may be more beyond the bound of one call, then id, job and state of each.
 
+if call('HEXISTS', P .. 'm', 'left') == 1 then return {0} end -- all of it goes elsewhere
 local limit, lease, worker, token = tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5], ARGV[6]
 local newest, again, many = ARGV[7] == '1', ARGV[8] == '1', tonumber(ARGV[9])
 local answer, claimed, leases, taken = {0}, {}, {}, {}

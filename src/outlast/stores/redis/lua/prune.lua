@@ -1,6 +1,8 @@
 -- Expiring, then forgetting jobs, keys and events: `limit` in all. Needs base.lua.
 -- ARGV: now, mono, limit. Answer: how many.
 
+local refused = moved()
+if refused then return refused end
 local limit, many = tonumber(ARGV[3]), 0
 
 local function due(name)

@@ -12,6 +12,9 @@ if sub(from, 1, 1) == '@' then
   from = tostring(H[1])
 end
 
+local refused = what == 'purge' and moved()
+if refused then return refused end
+
 local function fits(H, S)
   if states ~= '' and not find(states, S.st, 1, true) then return false end
   if queue ~= '' and queue_of(H[2]) ~= queue then return false end

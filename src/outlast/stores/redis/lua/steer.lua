@@ -52,6 +52,8 @@ local function revive()
   return answer
 end
 
+local refused = (what == 'cancel' or what == 'revive') and moved()
+if refused then return refused end
 if what == 'cancel' then
   for n = 4, #ARGV do answer[#answer + 1] = cancel(ARGV[n]) end
 elseif what == 'revive' then

@@ -37,6 +37,8 @@ local function emit(event, token, keep, payload)
   return 1
 end
 
+local refused = what == 'emit' and moved()
+if refused then return refused end
 local answer
 if what == 'remember' then
   answer = remember(unpack(ARGV, 4, 9))
