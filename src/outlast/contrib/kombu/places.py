@@ -97,7 +97,8 @@ class Places:
 
     def bind(self, exchange: str, routing_key: str, pattern: str | None, queue: str) -> None:
         options = self.queue(queue)
-        life = None if options is None else _life(options)
+        # A queue that has just ended must leave no binding behind.
+        life = BRIEF if options is None else _life(options)
         key = _key("bound", exchange, queue, routing_key)
         self._put_if_new(key, msgspec.json.encode([routing_key, pattern, queue]), life)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, cast
 
 from outlast.errors import Unsupported
 
@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from outlast.store import Store
+    from outlast.stores.postgres.store import PostgresStore
+    from outlast.stores.sqlite.store import SqliteStore
 
 __all__ = ["Shelf", "shelf_of"]
 
@@ -28,12 +30,16 @@ class Shelf(Protocol):
 
 def shelf_of(store: Store) -> Shelf:
     """The shelf of an open store. Raises ``Unsupported`` where there is none."""
-    from outlast.stores.sqlite.store import SqliteStore
-
-    if isinstance(store, SqliteStore):
+    scheme = store.url.partition(":")[0]
+    if scheme == "sqlite":
         from outlast.stores.sqlite.shelf import SqliteShelf
 
-        return SqliteShelf(store)
+        return SqliteShelf(cast("SqliteStore", store))
+    if scheme == "postgresql":
+        from outlast.stores.postgres.shelf import PostgresShelf
+
+        return PostgresShelf(cast("PostgresStore", store))
     raise Unsupported(
-        f"Celery can't use {store.url} as its broker yet: use outlast+sqlite:///path/to/file.db"
+        f"Celery can't use {store.url} as its broker: use outlast+sqlite:///path/to/file.db or "
+        "outlast+postgresql://user@host/database"
     )

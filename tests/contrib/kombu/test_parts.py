@@ -1,0 +1,287 @@
+"""The parts under the transport: names, messages as jobs, the shelf, exchanges and queues."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from typing import TYPE_CHECKING, Any, cast
+
+import kombu
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kombu.exceptions import OperationalError
+from tests.servers import PostgresServer, shared
+
+import outlast.contrib.kombu  # noqa: F401  kombu alone reads no entry points before a URL
+from outlast.contrib.kombu.messages import due, encode, job_for
+from outlast.contrib.kombu.names import LONGEST, our_name, their_name
+from outlast.contrib.kombu.places import Places
+from outlast.contrib.kombu.shared import Shared
+from outlast.contrib.kombu.shelves import shelf_of
+from outlast.errors import OutlastError, Unsupported
+from outlast.limits import check_name
+from outlast.stores import connect
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from outlast.contrib.kombu.shelves import Shelf
+
+_namespaces = itertools.count(1)
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.needs("servers"))])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
+    if request.param == "sqlite":
+        url = f"sqlite:///{tmp_path}/app.db"
+    else:
+        url = shared(PostgresServer).url()
+    store: Any = connect(url, namespace=f"shelf{next(_namespaces)}")
+    store.open_now()
+    yield store
+    store.close_now()
+
+
+@pytest.fixture
+def shelf(store: Any) -> Shelf:
+    return shelf_of(store)
+
+
+# -- names
+
+
+@given(st.text(max_size=300))
+def test_any_name_of_theirs_is_one_of_ours(name: str) -> None:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return
+    ours = our_name(name)
+    check_name(ours)
+    if len(ours) < LONGEST and ":." not in ours:
+        assert their_name(ours) == name
+
+
+def test_plain_names_stay_and_long_ones_stay_apart() -> None:
+    assert our_name("celery") == "celery"
+    assert our_name("w@host.celery.pidbox") == "w:40host.celery.pidbox"
+    assert our_name("a:b") != our_name("a:3ab")
+    long = "ü" * 100
+    assert our_name(long + "1") != our_name(long + "2")
+
+
+# -- messages
+
+
+@pytest.mark.parametrize(
+    ("eta", "expected"),
+    [
+        ("1970-01-01T01:00:00+00:00", 3600.0),
+        ("1970-01-01T01:00:00", 3600.0),
+        ("1970-01-01T02:00:00+01:00", 3600.0),
+        ("1970-01-01T01:00:00Z", 3600.0),
+        ("1970-01-01T00:00:05+00:00", None),
+        ("tomorrow", None),
+        (None, None),
+        ("", None),
+        (17, None),
+    ],
+)
+def test_when_a_message_is_due(eta: Any, expected: float | None) -> None:
+    assert due({"eta": eta}, 10.0) == expected
+
+
+def job(headers: dict[str, Any] | None = None, ttl: float | None = None, **properties: Any) -> Any:
+    message = {"headers": headers, "properties": properties, "body": "[]"}
+    return job_for("id", "celery", message, encode(message), 10.0, ttl)
+
+
+def test_what_the_store_has_to_know_of_a_message() -> None:
+    assert job(priority=7).priority == 7
+    assert job(priority=1000).priority == 100
+    assert [job(priority=odd).priority for odd in (-3, None, "x", "5")] == [0, 0, 0, 5]
+    assert job(expiration="1500").ttl == 1.5
+    assert job(expiration="1500", ttl=1.0).ttl == 1.0
+    assert job({"task": "t"}, expiration="1500").ttl is None, "its worker writes that it expired"
+    assert job({"task": "t"}, ttl=3.0).ttl == 3.0
+    assert job(expiration="soon").ttl is None
+    assert job().max_crashes is None
+
+
+# -- the shelf
+
+
+def test_what_is_put_is_there(shelf: Shelf) -> None:
+    assert shelf.get(["a", "b"]) == [None, None]
+    shelf.put({"a": b"1", "b": b""})
+    shelf.put({"b": b"\x002"})
+    assert shelf.get(["b", "none", "a"]) == [b"\x002", None, b"1"]
+    shelf.put({"ab": b"3", 'a["x",': b"4"})
+    assert shelf.starting("a") == {"a": b"1", 'a["x",': b"4", "ab": b"3"}
+    shelf.drop(["a", "none"])
+    assert list(shelf.starting("a")) == ['a["x",', "ab"]
+
+
+def test_what_is_over_is_gone_and_told_once(shelf: Shelf) -> None:
+    shelf.put({"brief": b"1"}, 0.0)
+    shelf.put({"long": b"2"}, 3600.0)
+    shelf.put({"ever": b"3"})
+    assert shelf.get(["brief", "long", "ever"]) == [None, b"2", b"3"]
+    assert shelf.starting("b") == {}
+    shelf.keep(["brief"], 3600.0)
+    assert shelf.get(["brief"]) == [None], "it was over"
+    shelf.keep(["long", "ever"], 0.0)
+    assert shelf.get(["long", "ever"]) == [None, b"3"], "what has no end gets none"
+    assert sorted(shelf.tidy(10)) == ["brief", "long"]
+    assert shelf.tidy(10) == []
+
+
+def test_no_number_is_counted_twice(shelf: Shelf) -> None:
+    numbers: list[int] = []
+
+    def count() -> None:
+        for _ in range(25):
+            numbers.append(shelf.count("n"))
+
+    threads = [threading.Thread(target=count) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(numbers) == list(range(1, 101))
+    assert shelf.get(["n"]) == [b"100"]
+    assert [shelf.count("over", 0.0) for _ in range(2)] == [1, 1]
+
+
+def test_two_open_it_at_once(store: Any) -> None:
+    found: list[Shelf] = []
+    threads = [threading.Thread(target=lambda: found.append(shelf_of(store))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 4
+    found[0].put({"a": b"1"})
+    assert found[3].get(["a"]) == [b"1"]
+
+
+def test_other_stores_say_what_to_use() -> None:
+    memory: Any = connect("memory://")
+    with pytest.raises(Unsupported, match="outlast\\+sqlite"):
+        shelf_of(memory)
+
+
+# -- places
+
+
+def test_a_queue_that_ends_takes_its_bindings_along(shelf: Shelf) -> None:
+    places = Places(shelf)
+    places.declare_exchange("news", "fanout")
+    places.declare_queue("stays", {"durable": True})
+    places.declare_queue("goes", {"arguments": {"x-expires": 60_000}})
+    for queue in ("stays", "goes", "never"):
+        places.bind("news", "", None, queue)
+    places.keep(["stays", "goes"])
+    assert {queue for _, _, queue in places.table("news")} == {"stays", "goes", "never"}
+    shelf.keep([*shelf.starting("bound"), *shelf.starting("queue")], 0.0)
+    assert [queue for _, _, queue in places.table("news")] == ["stays"]
+    assert places.ended() == ["goes"]
+    assert places.queue("goes") is None
+    places.delete_queue("stays")
+    assert places.table("news") == []
+    assert places.exchange_kind("news") == "fanout"
+    places.delete_exchange("news")
+    assert places.exchange_kind("news") is None
+
+
+# -- channels
+
+
+def test_a_task_that_no_queue_would_get_is_refused(tmp_path: Path) -> None:
+    """Other brokers take it, and it is lost."""
+    with kombu.Connection(f"outlast+sqlite:///{tmp_path}/app.db") as connection:
+        exchange = kombu.Exchange("tasks", type="topic")
+        producer = connection.Producer(exchange=exchange)
+        producer.publish("news for nobody", routing_key="x.y")
+        with pytest.raises(OperationalError, match="no queue is bound"):
+            producer.publish([], routing_key="x.y", headers={"task": "t", "id": "1"})
+        kombu.Queue("q", exchange, routing_key="x.*")(connection.default_channel).declare()
+        producer.publish([], routing_key="x.y", headers={"task": "t", "id": "1"})
+        assert connection.default_channel._size("q") == 1
+
+
+def test_bindings_are_known_to_other_processes(tmp_path: Path) -> None:
+    """Here: to another connection, which has declared nothing."""
+    url = f"outlast+sqlite:///{tmp_path}/app.db"
+    with kombu.Connection(url) as one, kombu.Connection(url) as other:
+        fanout = kombu.Exchange("all", type="fanout")
+        for name in ("a", "b"):
+            kombu.Queue(name, fanout)(one.default_channel).declare()
+        other.Producer().publish("hello", exchange="all")
+        assert [one.default_channel._size(name) for name in ("a", "b")] == [1, 1]
+
+
+def test_threads_that_publish_share_commits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from outlast.stores.sqlite.writer import Writer
+
+    commits = 0
+    transact = Writer._transact
+
+    def counted(self: Writer, group: Any) -> Any:
+        nonlocal commits
+        commits += 1
+        return transact(self, group)
+
+    monkeypatch.setattr(Writer, "_transact", counted)
+    with kombu.Connection(f"outlast+sqlite:///{tmp_path}/app.db") as connection:
+        channels = [connection.channel() for _ in range(8)]
+        go = threading.Barrier(8)
+
+        def publish(channel: Any) -> None:
+            producer = kombu.Producer(channel)
+            go.wait()
+            for _ in range(25):
+                producer.publish("x", routing_key="q")
+
+        threads = [threading.Thread(target=publish, args=(channel,)) for channel in channels]
+        before = commits
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert channels[0]._size("q") == 200
+        assert commits - before < 150
+        before = commits
+        producer = connection.Producer()
+        with producer.batch(max_size=100):
+            for _ in range(100):
+                producer.publish("x", routing_key="q")
+        assert commits - before <= 2
+
+
+def test_the_store_is_opened_once_and_closed_with_its_last_user(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/app.db"
+    one, other = Shared.take(url), Shared.take(url)
+    assert one is other
+    one.leave()
+    other.shelf.put({"a": b"1"})
+    other.leave()
+    with pytest.raises(OutlastError):
+        other.shelf.get(["a"])
+    again = Shared.take(url)
+    assert again.shelf.get(["a"]) == [b"1"]
+    again.leave()
+
+
+def test_no_password_is_shown() -> None:
+    broker = "outlast+postgresql://me:S3cr3t@127.0.0.1:1/x"
+    connection = cast("Any", kombu.Connection(broker))
+    assert "S3cr3t" not in connection.as_uri()
+    assert connection.as_uri().startswith("outlast+postgresql://me")
+    with pytest.raises(OperationalError) as found:
+        connection.ensure_connection(max_retries=1, interval_start=0, interval_step=0)
+    assert "S3cr3t" not in str(found.value)
