@@ -393,16 +393,20 @@ async def test_no_table_that_grows_is_read_from_end_to_end(
         await store.get([f"{round}1"])
         await store.cancel([f"{round}2"])
         await store.depth("default")
+        assert [job.id for job in await store.find(key=f"{round}3")] == [f"{round}k3"]
+        assert await store.emit(f"{round}", b"1", 60)
 
     (server.folder / "log").write_text("")
     await everything("a")
     connection = await asyncpg.connect(server.url())
     await connection.execute(FILL.format(s=store.schema))
+    await connection.execute("ANALYZE")
     await connection.close()
     begun = (server.folder / "log").stat().st_size
     await everything("b")
     plans = (server.folder / "log").read_text()
     assert "Index Scan using jobs_ready on jobs" in plans[begun:]
-    table = re.compile(r"^.*Seq Scan on (jobs|ended|keys)\b.*$", re.MULTILINE)
+    assert "Index Scan using ended_key on ended" in plans[begun:]
+    table = re.compile(r"^.*Seq Scan on (jobs|ended|keys|steps|events)\b.*$", re.MULTILINE)
     found = [match[0] for match in table.finditer(plans)]
     assert not found

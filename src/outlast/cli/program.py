@@ -33,6 +33,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "resume": ("outlast.cli.acting", "Let workers take jobs from a queue again."),
     "health": ("outlast.cli.health", "Say by exit code whether all is well."),
     "backup": ("outlast.cli.saving", "Copy the store while it is in use, and verify the copy."),
+    "migrate": ("outlast.cli.migrating", "Bring the store's tables up to date."),
     "move": ("outlast.cli.moving", "Move every job of one store into another."),
     "relay": ("outlast.cli.relaying", "Move jobs on from an outbox to the store."),
     "doctor": (

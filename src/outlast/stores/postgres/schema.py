@@ -32,6 +32,7 @@ __all__ = [
     "lock_number",
     "migrate",
     "schema_name",
+    "version_of",
 ]
 
 WAITING, READY, HELD, RUNNING, DONE, DEAD, CANCELLED = range(7)
@@ -160,7 +161,12 @@ _THIRD = """
 CREATE TABLE @moves (name text COLLATE "C" PRIMARY KEY, value text NOT NULL);
 """
 
-MIGRATIONS: Sequence[str] = (_FIRST, _SECOND, _THIRD)
+_FOURTH = """
+CREATE INDEX jobs_key ON @jobs (key) WHERE key IS NOT NULL;
+CREATE INDEX ended_key ON @ended (key) WHERE key IS NOT NULL;
+"""
+
+MIGRATIONS: Sequence[str] = (_FIRST, _SECOND, _THIRD, _FOURTH)
 """Forward only. The n-th script makes version n; script and version are one transaction."""
 
 _META = (
@@ -221,7 +227,7 @@ async def migrate(
     if migrations is None:
         migrations = MIGRATIONS
     while True:
-        version = await _version(connection, names, len(migrations))
+        version = await version_of(connection, names, len(migrations))
         if version >= len(migrations):
             return
         if version == 0 and not create:
@@ -232,7 +238,7 @@ async def migrate(
         async with connection.transaction():
             number = lock_number(names.schema, "migrate")
             await connection.execute("SELECT pg_advisory_xact_lock($1)", number)
-            if await _version(connection, names, len(migrations)) != version:
+            if await version_of(connection, names, len(migrations)) != version:
                 continue
             await connection.execute("SET LOCAL synchronous_commit TO on")
             if version == 0:
@@ -252,7 +258,8 @@ async def _create_schema(connection: Connection, names: Names) -> None:
         await connection.execute(f"CREATE SCHEMA {quoted}")
 
 
-async def _version(connection: Connection, names: Names, known: int) -> int:
+async def version_of(connection: Connection, names: Names, known: int) -> int:
+    """The number of the schema that is there, or 0. Raises ``SchemaMismatch`` if it is too new."""
     found = await connection.fetchval("SELECT to_regclass($1) IS NOT NULL", names["@meta"])
     if not found:
         return 0

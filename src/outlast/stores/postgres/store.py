@@ -22,13 +22,17 @@ from outlast.stores.news import ENDED, ROOM, WORK
 from outlast.stores.postgres import ledger, opening, steering, upkeep
 from outlast.stores.postgres.claims import claim, next_due
 from outlast.stores.postgres.engine import Engine
+from outlast.stores.postgres.faults import mapped
 from outlast.stores.postgres.joined import Joinable
+from outlast.stores.postgres.link import Link
 from outlast.stores.postgres.moving import Moved
 from outlast.stores.postgres.op import Op, reading
-from outlast.stores.postgres.schema import Names, migrate, schema_name
+from outlast.stores.postgres.schema import MIGRATIONS, Names, migrate, schema_name, version_of
 from outlast.stores.postgres.steps import Stepped
+from outlast.stores.postgres.turn import Lines
 from outlast.stores.postgres.verdicts import settle
 from outlast.stores.surface import Served
+from outlast.stores.versions import Versions
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -116,6 +120,19 @@ class PostgresStore(Stepped, Joinable, Moved, Served[Engine]):
         await migrate(connection, self.names, create=self._create)
         version = connection.get_server_version()
         self.library = f"PostgreSQL {version.major}.{version.minor} (asyncpg {asyncpg.__version__})"
+
+    async def versions(self) -> Versions:
+        """See ``Versioned``."""
+        link = Link(self.address, self.names, Lines(), self.clock, "versions")
+        try:
+            connection = await link.hold()
+            found = await version_of(connection, self.names, len(MIGRATIONS))
+            await link.let_go()
+        except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+            raise mapped(error, self.url) from error
+        finally:
+            await link.close()
+        return Versions(found, len(MIGRATIONS))
 
     # -- the protocol
 

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import logging
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import apsw
 
-from outlast.errors import DurabilityError, SchemaMismatch, StoreDamaged
+from outlast.errors import DurabilityError, SchemaMismatch, StoreDamaged, StoreUnavailable
 from outlast.store import Durability
 
 if TYPE_CHECKING:
@@ -287,6 +288,21 @@ def migrate(
                 raise
     finally:
         connection.set_busy_timeout(0)
+
+
+def version_at(path: str) -> int:
+    """The number of the schema of that file, or 0 if it isn't there; nothing is changed."""
+    if not Path(path).exists():
+        return 0
+    try:
+        connection = apsw.Connection(path, flags=apsw.SQLITE_OPEN_READONLY)
+        try:
+            connection.set_busy_timeout(5_000)
+            return _version(connection, path, MIGRATIONS)
+        finally:
+            connection.close()
+    except apsw.Error as error:
+        raise StoreUnavailable(f"can't read {path}: {error}") from error
 
 
 def _version(connection: apsw.Connection, path: str, migrations: Sequence[str]) -> int:

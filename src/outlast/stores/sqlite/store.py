@@ -36,6 +36,7 @@ from outlast.stores.sqlite.steps import Stepped
 from outlast.stores.sqlite.verdicts import settle
 from outlast.stores.sqlite.writer import Writer
 from outlast.stores.urls import file_url
+from outlast.stores.versions import Versions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -131,6 +132,11 @@ class SqliteStore(Stepped, Joinable, Moved):
         self._identity = identity
         self._bell = Bell(folder, self._chance.token().hex(), self._heard)
         self._pid = os.getpid()
+
+    async def versions(self) -> Versions:
+        """See ``Versioned``."""
+        found = await asyncio.to_thread(schema.version_at, self.path)
+        return Versions(found, len(schema.MIGRATIONS))
 
     def _recover_the_dead(self) -> None:
         for worker, cause in lifeline.dead(files.companion(self.path)):
