@@ -10,6 +10,7 @@ from tests.conformance.steps import OOPS, add, get, ids, job, start, take
 
 from outlast.errors import ConfigurationError
 from outlast.job import (
+    DAY,
     Claim,
     Death,
     Failure,
@@ -226,6 +227,29 @@ async def test_a_batch_applies_what_holds(store: FullStore) -> None:
     assert [each.claim.job.id for each in lost] == ["b", "d"]
     found = [each.status for each in await store.get(["a", "b", "c", "d"]) if each]
     assert found == [Status.DONE, Status.DONE, Status.DEAD, Status.RUNNING]
+
+
+@pytest.mark.parametrize("keep", [DAY, 0])
+async def test_of_many_that_ended_alike_those_held_by_others_stay(
+    store: FullStore, keep: float
+) -> None:
+    names = [f"{n:03}" for n in range(60)]
+    mine = await start(store, *[job(name, keep=keep) for name in names])
+    # Every third one goes back, and to somebody else.
+    await store.settle([give_back(claim) for claim in mine[::3]])
+    theirs = await take(store, worker="w2")
+    assert ids(theirs) == names[::3]
+    lost = await store.settle([done(claim, b"1") for claim in mine])
+    assert sorted(ids(lost)) == names[::3]
+    assert {each.reason for each in lost} == {"lost"}
+    depth = await store.depth("default")
+    assert (depth.running, depth.done) == (20, 40 if keep else 0)
+    assert list(await store.settle([done(claim, b"2") for claim in theirs])) == []
+    depth = await store.depth("default")
+    assert (depth.running, depth.done) == (0, 60 if keep else 0)
+    found = await store.get(names)
+    results = [None if each is None else each.result for each in found]
+    assert results == ([b"2", b"1", b"1"] * 20 if keep else [None] * 60)
 
 
 async def test_a_big_batch(store: FullStore) -> None:

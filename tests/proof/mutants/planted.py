@@ -79,6 +79,13 @@ STORE_BUGS = (
         conformance("settle", "recover"),
     ),
     Bug(
+        "no receipt check where many ended alike",
+        VERDICTS,
+        "AND +receipt = ? AND +state = 3",
+        "AND ? IS NOT NULL AND +state = 3",
+        conformance("settle"),
+    ),
+    Bug(
         "receipts of zeros",
         CLAIMS,
         "    token = chance.token()\n",

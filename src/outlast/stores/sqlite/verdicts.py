@@ -27,6 +27,12 @@ _IS_DONE = (
     ") UPDATE jobs SET state = 4, result = v.x, failure = NULL, finished_at = ?, gone_at = v.g,"
     " receipt = NULL, lease = NULL FROM v WHERE jobs.seq = +v.s" + _OURS
 )
+_THESE = " WHERE seq IN (SELECT value FROM json_each(?)) AND +receipt = ? AND +state = 3"
+_ALL_DONE = (
+    "UPDATE jobs SET state = 4, result = ?, failure = NULL, finished_at = ?, gone_at = ?,"
+    f" receipt = NULL, lease = NULL{_THESE}"
+)
+_ALL_GONE = f"DELETE FROM jobs{_THESE}"
 _GONE = "WITH v (s, r) AS (VALUES"
 _IS_GONE = (
     ") DELETE FROM jobs WHERE seq IN (SELECT v.s FROM v JOIN jobs j ON j.seq = +v.s"
@@ -53,6 +59,9 @@ _TO_CANCEL = (
 )
 _HOLDS = "SELECT 1 FROM jobs WHERE seq = ? AND receipt = ? AND state = 3"
 
+
+_MANY = 8
+"""Jobs of one claim that ended alike, from which on one list of numbers is the faster way."""
 
 from_bytes = int.from_bytes
 
@@ -89,7 +98,9 @@ class _Batch:
     def __init__(self, moves: Moves) -> None:
         self.moves = moves
         self.now = moves.clock.now()
+        self.alike: dict[tuple[bytes, bytes | None, float | None], list[int]] = {}
         self.done: list[tuple[Any, ...]] = []
+        self.left: dict[bytes, list[int]] = {}
         self.gone: list[tuple[Any, ...]] = []
         self.back: list[tuple[Any, ...]] = []
         self.backs: dict[int, Verdict] = {}
@@ -108,13 +119,17 @@ class _Batch:
         if verdict.kind == "done":
             keep = job.keep
             if keep == 0:
-                self.gone.append((seq, token))
+                self.left.setdefault(token, []).append(seq)
                 if job.task is not None:
                     forget_of(self.moves, job.id)
                 self._leave(job, DONE)
                 return
-            gone_at = None if keep is None else self.now + keep
-            self.done.append((seq, token, verdict.result, gone_at))
+            kind = (token, verdict.result, None if keep is None else self.now + keep)
+            same = self.alike.get(kind)
+            if same is None:
+                self.alike[kind] = [seq]
+            else:
+                same.append(seq)
             if job.key is None and job.lane is None:
                 name = (job.queue, job.task)
                 self.counts[name] = self.counts.get(name, 0) + 1
@@ -144,7 +159,7 @@ class _Batch:
         state = DEAD if verdict.kind == "dead" else CANCELLED
         self._leave(job, state)
         if state == CANCELLED and job.keep == 0:
-            self.gone.append((seq, token))
+            self.left.setdefault(token, []).append(seq)
             forget_of(self.moves, job.id)
             return
         keep = None if state == DEAD else job.keep
@@ -192,7 +207,7 @@ class _Batch:
             moves.moved(moves.line(queue, task), RUNNING, DONE, number)
         if self.backs:
             self._sort_backs()
-        changed = 0
+        missed = self._write_alike()
         for rows, head, tail, more in (
             (self.done, _DONE, _IS_DONE, now),
             (self.gone, _GONE, _IS_GONE, ()),
@@ -200,10 +215,10 @@ class _Batch:
             (self.ended, _END, _IS_ENDED, now),
         ):
             if rows:
-                changed += moves.values(head, tail, rows, more)
-        if changed != sum(map(len, (self.done, self.gone, self.back, self.ended))):
+                missed += len(rows) - moves.values(head, tail, rows, more)
+        if missed:
             raise Careful
-        if self.done or self.gone or self.ended:
+        if self.alike or self.left or self.ended:
             moves.tell(ENDED)
         if self.back:
             moves.tell(WORK)
@@ -212,6 +227,28 @@ class _Batch:
             moves.free_lanes(self.lanes)
         if self.then:
             moves.add_following(self.then)
+
+    def _write_alike(self) -> int:
+        """One statement for all that end alike, if they are many; how many are not held any more.
+
+        The few are left for those statements that take any.
+        """
+        missed = 0
+        for (token, result, gone_at), seqs in self.alike.items():
+            if len(seqs) < _MANY:
+                self.done += [(seq, token, result, gone_at) for seq in seqs]
+            else:
+                missed += self._missed(_ALL_DONE, seqs, token, result, self.now, gone_at)
+        for token, seqs in self.left.items():
+            if len(seqs) < _MANY:
+                self.gone += [(seq, token) for seq in seqs]
+            else:
+                missed += self._missed(_ALL_GONE, seqs, token)
+        return missed
+
+    def _missed(self, text: str, seqs: Sequence[int], token: bytes, *values: Any) -> int:
+        self.moves.connection.execute(text, (*values, dump(seqs).decode(), token))
+        return len(seqs) - self.moves.connection.changes()
 
     def _sort_backs(self) -> None:
         """What someone asked to cancel meanwhile doesn't come back."""
