@@ -13,16 +13,21 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+@pytest.fixture(scope="session")
+def server() -> RedisServer:
+    return shared(RedisServer)
+
+
 @pytest.fixture
-def redis() -> RedisServer:
-    server = shared(RedisServer)
+def redis(server: RedisServer) -> RedisServer:
+    """With nothing in it."""
     server.empty()
     return server
 
 
 @pytest.fixture(scope="session")
-def producer() -> Iterator[Producer]:
-    producer = Producer(shared(RedisServer).url())
+def producer(server: RedisServer) -> Iterator[Producer]:
+    producer = Producer(server.url())
     yield producer
     producer.close()
 

@@ -17,12 +17,12 @@ from outlast import Outlast
 if TYPE_CHECKING:
     from tests.servers import RedisServer
 
-__all__ = ["PATIENCE", "ROOT", "Failed", "Pair", "Producer"]
+__all__ = ["PATIENCE", "ROOT", "Failed", "Pair", "Producer", "shapes"]
 
 PATIENCE = 60.0
 ROOT = Path(__file__).parents[3]
 
-_shapes = Celery("shapes", broker="memory://", set_as_current=False)
+shapes = Celery("shapes", broker="memory://", set_as_current=False)
 """Makes signatures and sends none."""
 
 
@@ -97,7 +97,7 @@ class Pair:
         )
 
     def s(self, name: str, *args: Any, **options: Any) -> Any:
-        return signature(name, args=args, app=_shapes, **options)
+        return signature(name, args=args, app=shapes, **options)
 
     async def send(self, name: str, *args: Any, options: Any = None, **kwargs: Any) -> str:
         return await asyncio.to_thread(self.producer.send, name, *args, options=options, **kwargs)

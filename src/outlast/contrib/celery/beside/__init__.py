@@ -26,14 +26,19 @@ def celery_tasks(
     backend: str | None = None,
     queues: Sequence[str] = ("celery",),
     queue: str = "default",
+    routes: Mapping[str, str] | None = None,
     result_expires: float = DAY,
+    take_over: float = 30.0,
     broker_options: Mapping[str, Any] | None = None,
     backend_options: Mapping[str, Any] | None = None,
 ) -> None:
     """What ``Outlast.celery_tasks`` does.
 
     ``queue`` is ours: there waits what is sent to Celery, and what no task here is known for.
+    ``routes`` says which of Celery's queues tasks go to that are not known here, by name or by
+    pattern (``"shop.*"``); else it is ``celery``, unless the call says it.
     ``result_expires`` is Celery's, in seconds, and so are the options: those of its transports.
+    What a process of ours took and did not store is taken by another after ``take_over`` seconds.
     Called again, it adds tasks. Raises ``ConfigurationError``.
     """
     road = _road(app)
@@ -44,7 +49,9 @@ def celery_tasks(
             backend=backend,
             queues=queues,
             queue=queue,
+            routes=routes or {},
             result_expires=result_expires,
+            take_over=take_over,
             broker_options=broker_options or {},
             backend_options=backend_options or {},
         )

@@ -55,7 +55,7 @@ class Part(Struct, frozen=True, kw_only=True, omit_defaults=True):
     body: Any
     """The signature of what is called when all have ended."""
     parent: Call
-    """Whose end it was: where the body's queue and root come from if it names none."""
+    """Whose end it was."""
 
 
 class Size(Struct, frozen=True, kw_only=True):
@@ -280,7 +280,7 @@ def _apply_task(sig: _Signature, args: list[Any], made: _Made, given: dict[str, 
         Call(
             id=str(options.get("task_id") or made.new_id()),
             task=sig.task,
-            queue=_queue(options, parent),
+            queue=_queue(options),
             args=sig.args if sig.immutable else [*args, *sig.args],
             kwargs=sig.kwargs,
             callbacks=_listed(options.get("link")),
@@ -406,12 +406,12 @@ def _listed(value: Any) -> list[Any] | None:
     return _list(value) or None
 
 
-def _queue(options: dict[str, Any], parent: Call) -> str:
-    """Where it is to go: as it says, else where what went before came from."""
+def _queue(options: dict[str, Any]) -> str:
+    """Where it says that it is to go; nothing if it does not."""
     queue = options.get("queue") or (not options.get("exchange") and options.get("routing_key"))
     if isinstance(queue, Mapping):
         queue = queue.get("name")
-    return str(queue or parent.queue)
+    return str(queue or "")
 
 
 def _limits(options: dict[str, Any]) -> list[float | None] | None:

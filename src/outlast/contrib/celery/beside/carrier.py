@@ -41,8 +41,14 @@ class Broker(Protocol):
         """A message's priority as a job's: higher is sooner."""
         ...
 
-    async def take(self, queues: Sequence[str], limit: int) -> Sequence[Taken]:
-        """At most so many messages, in order; none if there are none."""
+    async def take(
+        self, queues: Sequence[str], limit: int, left: float | None = None
+    ) -> Sequence[Taken]:
+        """At most so many messages, in order; none if there are none.
+
+        Before them come those that a process of ours took more than ``left`` seconds ago and did
+        not settle, where the broker does not give these back by itself.
+        """
         ...
 
     async def settle(self, taken: Sequence[Taken]) -> None:

@@ -45,6 +45,7 @@ class Intake:
         self._clock = road.app.clock
         self._stopping = False
         self._task: asyncio.Task[None] | None = None
+        self._looked: float | None = None
         self._counts: dict[str, tuple[int, int]] = {}
 
     def start(self) -> None:
@@ -82,7 +83,7 @@ class Intake:
         store = self._road.app.store
         if not await self._has_room(store):
             return 0
-        taken = await self._broker.take(self._road.queues, BATCH)
+        taken = await self._broker.take(self._road.queues, BATCH, self._left())
         if not taken:
             return 0
         try:
@@ -95,6 +96,14 @@ class Intake:
             raise
         await self._broker.settle(taken)
         return len(taken)
+
+    def _left(self) -> float | None:
+        """How old it must be what others left; None if somebody looked a moment ago."""
+        now, limit = self._clock.monotonic(), self._road.take_over
+        if self._looked is not None and now - self._looked < limit / 4:
+            return None
+        self._looked = now
+        return limit
 
     async def _has_room(self, store: Store) -> bool:
         waiting = 0

@@ -28,8 +28,6 @@ __all__ = ["RedisBackend", "RedisBroker"]
 SEP = "\x06\x16"
 STEPS = (0, 3, 6, 9)
 MINE = "outlast"
-STALE = 30.0
-"""Seconds after which a message that one of our processes took and did not settle is taken anew."""
 REMEMBERED = 3600
 """Seconds for which the server remembers what was sent, so that a repeat changes nothing."""
 DONE = 300
@@ -174,7 +172,6 @@ class RedisBroker:
         self._link = _Link(url, options)
         self._sep = str(options.get("sep", SEP))
         self._steps = tuple(sorted(options.get("priority_steps") or STEPS))
-        self._stale = float(options.get("outlast_stale", STALE))
         prefix, redis = self._link.prefix, self._link.redis
         self._unacked = prefix + str(options.get("unacked_key", "unacked"))
         self._index = prefix + str(options.get("unacked_index_key", "unacked_index"))
@@ -188,13 +185,14 @@ class RedisBroker:
         # On Redis the lowest number comes first.
         return -min(max(given or 0, 0), 9)
 
-    async def take(self, queues: Sequence[str], limit: int) -> Sequence[Taken]:
+    async def take(
+        self, queues: Sequence[str], limit: int, left: float | None = None
+    ) -> Sequence[Taken]:
         self._turn += 1
         first = self._turn % len(queues)
         turned = [*queues[first:], *queues[:first]]
         places = [(self._key(queue, step), queue) for step in self._steps for queue in turned]
-        # Old ones are looked for now and then: it costs a look at the index.
-        stale = str(self._stale) if self._turn % 64 == 1 or self._stale < 5 else ""
+        stale = "" if left is None else str(left)
         keys = [self._unacked, self._index, *(key for key, _ in places)]
         stamp = self._chance.uuid7()
         told: list[Any] = [limit, stamp, stale, *(_json(queue) for _, queue in places)]

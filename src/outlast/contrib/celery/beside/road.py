@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import logging
 from datetime import UTC, datetime
+from fnmatch import fnmatchcase
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,7 @@ from outlast.errors import ConfigurationError
 from outlast.failing import describe
 from outlast.hooks import Hooks
 from outlast.job import DAY, Job
+from outlast.options import seconds
 from outlast.retry import RetryPolicy
 from outlast.running import current
 from outlast.task import Task
@@ -45,6 +47,9 @@ ALWAYS = RetryPolicy(attempts=1_000_000_000, delay=0.5, cap=60.0)
 TOLD = 30 * DAY
 """How long it is remembered that an end was told, where it could be told twice."""
 
+CELERY = "celery"
+"""Celery's own default queue."""
+
 _encode = msgspec.json.Encoder().encode
 
 
@@ -59,7 +64,9 @@ class Road(Hooks):
         backend: str | None,
         queues: Sequence[str],
         queue: str,
+        routes: Mapping[str, str],
         result_expires: float,
+        take_over: float,
         broker_options: Mapping[str, Any],
         backend_options: Mapping[str, Any],
     ) -> None:
@@ -67,6 +74,8 @@ class Road(Hooks):
             raise ConfigurationError(f"queues={queues!r}: give a list of names of Celery's queues")
         self.app = app
         self.broker = broker
+        self._routes = dict(routes)
+        self.take_over = seconds("take_over", take_over)
         self.queues = tuple(queues)
         self._open_broker = partial(open_broker, broker, dict(broker_options))
         self._open_backend = (
@@ -169,7 +178,7 @@ class Road(Hooks):
             # What runs here anyway needs no way round by the broker.
             ours = [
                 one for one in end.calls
-                if one.task in self.jobs.names and one.queue in self.queues
+                if one.task in self.jobs.names and one.queue in ("", *self.queues)
             ]  # fmt: skip
             jobs = [self.jobs.of_call(one) for one in ours]
             end = replace(end, calls=[one for one in end.calls if one not in ours])
@@ -213,7 +222,16 @@ class Road(Hooks):
 
     def sender(self, name: str, queue: str | None) -> Sender:
         """Calls of a task that Celery's workers run."""
-        return Sender(self._send, name, queue or (self.queues[0] if self.queues else "celery"))
+        return Sender(self._send, name, queue or "")
+
+    def _route(self, name: str) -> str:
+        """The Celery queue for calls of a task of which nobody said it."""
+        if name in self.jobs.names and self.queues:
+            return self.queues[0]
+        for pattern, queue in self._routes.items():
+            if fnmatchcase(name, pattern):
+                return queue
+        return CELERY
 
     @property
     def _out(self) -> Sending:
@@ -222,7 +240,7 @@ class Road(Hooks):
             if self._open_backend is not None:
                 backend = self._open_backend()
             broker: Broker = self._open_broker()
-            self._sending = Sending(broker, backend)
+            self._sending = Sending(broker, backend, self._route)
         return self._sending
 
     async def _tell(self, end: dict[str, Any]) -> None:

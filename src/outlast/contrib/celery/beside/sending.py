@@ -6,12 +6,13 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from msgspec import UNSET
+from msgspec.structs import replace
 
 from outlast.contrib.celery.beside import canvas
 from outlast.options import seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from datetime import datetime, timedelta
 
     from msgspec import UnsetType
@@ -29,8 +30,11 @@ MOST = 500
 class Sending:
     """The way out of one worker process. What waits meanwhile goes with the next write."""
 
-    def __init__(self, broker: Broker, backend: Backend | None) -> None:
+    def __init__(
+        self, broker: Broker, backend: Backend | None, route: Callable[[str], str]
+    ) -> None:
         self.broker = broker
+        self._route = route
         self._backend = backend
         self._waiting: list[tuple[canvas.End, asyncio.Future[None]]] = []
         self._writing: asyncio.Task[None] | None = None
@@ -77,7 +81,11 @@ class Sending:
     async def _write_all(self, ends: list[canvas.End]) -> None:
         results = [one for end in ends for one in end.results]
         sizes = [one for end in ends for one in end.sizes]
-        calls = [one for end in ends for one in end.calls]
+        calls = [
+            one if one.queue else replace(one, queue=self._route(one.task))
+            for end in ends
+            for one in end.calls
+        ]
         if self._backend is not None and (results or sizes):
             await self._backend.store(results, sizes)
         if calls:
@@ -97,7 +105,11 @@ class Sender:
     """
 
     def __init__(
-        self, task: Task[..., Any], name: str, queue: str, more: Mapping[str, Any] | None = None
+        self,
+        task: Task[..., Any],
+        name: str,
+        queue: str = "",
+        more: Mapping[str, Any] | None = None,
     ) -> None:
         self._task = task
         self._name = name

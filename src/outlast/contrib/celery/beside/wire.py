@@ -34,8 +34,9 @@ class Parcel(Struct, frozen=True, kw_only=True):
 class Call(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A call of a task by its Celery name, with all that its end has to set off.
 
-    ``queue`` is the Celery queue it came from, or is to go to. ``priority`` is as the carrier has
-    it, and ``eta``, ``expires`` and ``timelimit`` as the sender wrote them.
+    ``queue`` is the Celery queue it came from, or is to go to; empty if nobody said which.
+    ``priority`` is as the carrier has it, and ``eta``, ``expires`` and ``timelimit`` as the sender
+    wrote them.
     """
 
     id: str
