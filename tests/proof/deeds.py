@@ -2,7 +2,7 @@
 
 Each round is a process that works on one store and kills itself as it is about to do its n-th
 write or sync, wherever that is: ``--sweep 1`` takes each n in turn, else n is drawn by lot. With
-``--postgres`` the writes are those to the server, and it dies before or behind one.
+``--postgres`` or ``--redis`` the writes are those to the server, and it dies before or behind one.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ import sys
 import tempfile
 import time
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import apsw
 import msgspec
@@ -35,12 +36,12 @@ from outlast.stores.sqlite.verify import verify
 from outlast.worker import Worker
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from tests.proof.vfs import Op
 
-__all__ = ["Deeds", "Ground", "take_deeds", "work"]
+__all__ = ["Deeds", "Ground", "Mark", "TableGround", "fill", "take_deeds", "work"]
 
+Mark = Callable[[str, int], str]
+"""Leaves a mark in a file outside, as the work of a step; the mark."""
 QUEUE = "deeds"
 JOBS = 8
 """In one file; when all are done, the next round begins another."""
@@ -72,10 +73,6 @@ class Deeds:
 class Ground(Protocol):
     """Where the jobs of some lives are."""
 
-    text: str
-    """How the task stores its effect."""
-    ended: str
-    """The table of jobs that have ended."""
     reach: int
     """The highest n that is drawn."""
     pause: float
@@ -87,6 +84,10 @@ class Ground(Protocol):
         ...
 
     def store(self, vfs: str) -> Any: ...
+    async def effect(self, app: Outlast, n: int, first: str, mark: Mark) -> str:
+        """Store the effect of a deed, have the next job follow, do a last step; the result."""
+        ...
+
     def copy(self, folder: Path) -> Ground:
         """The same at another place, as it stands; to be called once it is filled."""
         ...
@@ -99,8 +100,16 @@ class Ground(Protocol):
         """Make the table of effects."""
         ...
 
-    def rows(self, text: str) -> list[Any]:
-        """What a statement reads; ``@`` stands for the place of the tables."""
+    def effects(self) -> list[Any]:
+        """Number and mark of each effect, in order."""
+        ...
+
+    def jobs(self) -> list[Any]:
+        """Id, task, state, payload and result of each job that has ended."""
+        ...
+
+    def steps(self) -> list[Any]:
+        """Job, name and result of each step."""
         ...
 
     def verify(self) -> list[str]:
@@ -108,11 +117,43 @@ class Ground(Protocol):
         ...
 
 
-class SqliteGround:
+class TableGround:
+    """Where effects are rows beside the jobs, in one transaction with their ends."""
+
+    text = ""
+    """How the task stores its effect."""
+    ended = "jobs"
+    """The table of jobs that have ended."""
+
+    async def effect(self, app: Outlast, n: int, first: str, mark: Mark) -> str:
+        async with current().transaction() as tx:
+            await tx.execute(self.text, (n, first))
+            await app.tasks["follow"].enqueue(n)
+            await current().step("inner", mark, "inner", n)
+            tx.result = first
+        return "too late"
+
+    def rows(self, text: str) -> list[Any]:
+        """What a statement reads; ``@`` stands for the place of the tables."""
+        raise AssertionError("a subclass says it")
+
+    def effects(self) -> list[Any]:
+        return self.rows("SELECT n, mark FROM @effects ORDER BY n")
+
+    def jobs(self) -> list[Any]:
+        return self.rows(
+            "SELECT j.id, l.task, j.state, j.payload, j.result"
+            f" FROM @{self.ended} j JOIN @lines l ON l.id = j.line"
+        )
+
+    def steps(self) -> list[Any]:
+        return self.rows("SELECT job, name, result FROM @steps")
+
+
+class SqliteGround(TableGround):
     """A file in a folder."""
 
     text = "INSERT INTO effects (n, mark) VALUES (?, ?)"
-    ended = "jobs"
     reach = REACH
     pause = 0.01
 
@@ -192,17 +233,12 @@ def app_at(ground: Ground, folder: Path) -> Outlast:
         step = current().step
         first = await step("first", mark, "first", n)
         await asyncio.gather(step("side", mark, "side1", n), step("side", mark, "side2", n))
-        async with current().transaction() as tx:
-            await tx.execute(ground.text, (n, first))
-            await follow.enqueue(n)
-            await step("inner", mark, "inner", n)
-            tx.result = first
-        return "too late"
+        return await ground.effect(app, n, first, mark)
 
     return app
 
 
-def _fill(ground: Ground, jobs: int) -> None:
+def fill(ground: Ground, jobs: int) -> None:
     async def enqueue() -> None:
         app = app_at(ground, Path())
         async with app:
@@ -250,7 +286,7 @@ def _judge(ground: Ground, folder: Path, jobs: int, deeds: Deeds) -> None:
     deeds.acknowledged += jobs
     for wrong in ground.verify():
         deeds.finding("verify", wrong)
-    effects = ground.rows("SELECT n, mark FROM @effects ORDER BY n")
+    effects = ground.effects()
     deeds.effects += len(effects)
     if [n for n, _ in effects] != list(range(jobs)):
         deeds.finding("effects", f"{jobs} jobs left the rows {[n for n, _ in effects]}")
@@ -271,17 +307,13 @@ def _outcomes(
     ground: Ground, deeds: Deeds
 ) -> tuple[list[tuple[tuple[str, int], Any]], dict[tuple[str, int], str]]:
     """The result of each job, by its task and number, and what is stored of each step."""
-    jobs = ground.rows(
-        "SELECT j.id, l.task, j.state, j.payload, j.result"
-        f" FROM @{ground.ended} j JOIN @lines l ON l.id = j.line"
-    )
     steps: dict[str, list[tuple[str, Any]]] = {}
-    for identifier, name, value in ground.rows("SELECT job, name, result FROM @steps"):
+    for identifier, name, value in ground.steps():
         steps.setdefault(identifier, []).append((name, value))
     results: list[tuple[tuple[str, int], Any]] = []
     stored: dict[tuple[str, int], str] = {}
     kinds = {"side#1": "side1", "side#2": "side2"}
-    for identifier, task, state, payload, result in jobs:
+    for identifier, task, state, payload, result in ground.jobs():
         n = msgspec.json.decode(payload)["n"]
         if state != DONE:
             deeds.finding("unfinished", f"{task} {n} is in state {state}")
@@ -334,7 +366,7 @@ def _sweep(
         folder = Path(name) / "start"
         folder.mkdir()
         start = at(folder)
-        in_child(lambda: _fill(start, 1), 120.0)
+        in_child(lambda: fill(start, 1), 120.0)
         for nth in range(1, most + 1, stride):
             folder = Path(name) / str(nth)
             ground = start.copy(folder)
@@ -353,7 +385,7 @@ def _by_lot(
     with tempfile.TemporaryDirectory(prefix="deeds-") as name:
         folder = Path(name)
         ground = at(folder)
-        in_child(lambda: _fill(ground, JOBS), 120.0)
+        in_child(lambda: fill(ground, JOBS), 120.0)
         while deeds.rounds < most and time.monotonic() < until:
             if _round(ground, dice.randint(1, ground.reach), deeds):
                 break
@@ -378,11 +410,16 @@ def rounds(at: Callable[[Path], Ground], most: int, seed: int, budget: float, sw
 
 
 def take_deeds(
-    most: int, seed: int, *, sweep: int = 0, postgres: bool = False, budget: float = 3600.0
+    most: int,
+    seed: int,
+    *,
+    sweep: int = 0,
+    server: Literal["", "postgres", "redis"] = "",
+    budget: float = 3600.0,
 ) -> Deeds:
     """Run the rounds in a fresh process, which is small and forks fast."""
     words = ["--rounds", str(most), "--seed", str(seed), "--budget", str(budget)]
-    words += ["--sweep", str(sweep), *["--postgres"] * postgres]
+    words += ["--sweep", str(sweep), *[f"--{server}"] * bool(server)]
     done = subprocess.run(
         [sys.executable, "-m", "tests.proof.deeds", *words],
         cwd=Path(__file__).parents[2],
@@ -393,6 +430,31 @@ def take_deeds(
     return msgspec.json.decode(done.stdout, type=Deeds)
 
 
+def beside(words: list[str], seed: int, many: int) -> Deeds:
+    """The sum of so many processes with seeds of their own: a life mostly waits for the disk."""
+    running = [
+        subprocess.Popen(
+            [sys.executable, "-m", "tests.proof.deeds", *words, "--seed", str(seed * 1000 + n)],
+            cwd=Path(__file__).parents[2],
+            stdout=subprocess.PIPE,
+        )
+        for n in range(many)
+    ]
+    total = Deeds(seed=seed)
+    for process in running:
+        out, _ = process.communicate()
+        if process.returncode:
+            total.finding("rig", f"a process ended with {process.returncode}")
+            continue
+        mine = msgspec.json.decode(out.strip().split(b"\n")[-1], type=Deeds)
+        for name in ("rounds", "killed", "acknowledged", "effects", "repeated"):
+            setattr(total, name, getattr(total, name) + getattr(mine, name))
+        for story in mine.stories:
+            total.finding(story.partition(":")[0], story)
+        total.seconds = max(total.seconds, mine.seconds)
+    return total
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=200)
@@ -400,13 +462,24 @@ def main() -> None:
     parser.add_argument("--budget", type=float, default=3600.0)
     parser.add_argument("--sweep", type=int, default=0, help="each write, or each n-th")
     parser.add_argument("--postgres", action="store_true")
+    parser.add_argument("--redis", action="store_true")
+    parser.add_argument("--beside", type=int, default=1, help="so many processes at once")
     told = parser.parse_args()
+    if told.beside > 1:
+        words = ["--rounds", str(told.rounds), "--budget", str(told.budget)]
+        words += ["--postgres"] * told.postgres + ["--redis"] * told.redis
+        print(msgspec.json.encode(beside(words, told.seed, told.beside)).decode())
+        return
     with contextlib.ExitStack() as stack:
         at: Callable[[Path], Ground] = SqliteGround
         if told.postgres:
             from tests.proof.deeds_postgres import grounds
 
             at = stack.enter_context(grounds())
+        if told.redis:
+            from tests.proof.deeds_redis import redis_grounds
+
+            at = stack.enter_context(redis_grounds())
         deeds = rounds(at, told.rounds, told.seed, told.budget, told.sweep)
     print(msgspec.json.encode(deeds).decode())
 

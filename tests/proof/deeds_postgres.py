@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import psycopg
-from tests.proof.deeds import work
+from tests.proof.deeds import TableGround, work
 from tests.servers import PostgresServer
 
 from outlast import Outlast
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-__all__ = ["PostgresGround", "grounds"]
+__all__ = ["PostgresGround", "die_at", "grounds"]
 
 _numbers = itertools.count(1)
 _COUNTS = """
@@ -38,7 +38,7 @@ UNION ALL SELECT 'job ' || id || ' is live, and has ended' FROM @jobs JOIN @ende
 """
 
 
-class PostgresGround:
+class PostgresGround(TableGround):
     """A database of a private server."""
 
     ended = "ended"
@@ -69,7 +69,7 @@ class PostgresGround:
         self._armed = True
 
     def life(self, nth: int) -> None:
-        _die_at(nth, lambda: self._armed)
+        die_at(nth, lambda: self._armed)
         asyncio.run(work(self, self.folder))
 
     def prepare(self) -> None:
@@ -86,7 +86,7 @@ class PostgresGround:
         return [wrong for (wrong,) in self.rows(_COUNTS)]
 
 
-def _die_at(nth: int, armed: Callable[[], bool]) -> None:
+def die_at(nth: int, armed: Callable[[], bool]) -> None:
     """Before the n-th half: half a write is that nothing was sent yet, the other that it was."""
     kind: Any = selector_events._SelectorSocketTransport  # type: ignore[attr-defined]
     real = kind.write

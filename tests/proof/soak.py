@@ -10,6 +10,7 @@ import datetime
 import importlib.util
 import os
 import platform
+import shutil
 import subprocess
 import sys
 import time
@@ -75,6 +76,7 @@ CALLS = (
     ["--acts", "back_up", "--before", "add_many,claim_and_settle"],
 )
 PARTS = 4
+DEEDS = ("--rounds", "1000000", "--beside", "4")
 LOADS = (
     *("outlast-power", "outlast-power", "outlast-power", "plain-full", "outlast-process"),
     *("outlast-power", "outlast-power", "outlast-power", "outlast-memory", "outlast-tmpfs"),
@@ -97,6 +99,14 @@ def _calls(seed: int) -> list[str]:
     return [*CALLS[which], "--part", f"{part}/{PARTS}"]
 
 
+def _place(seed: int) -> list[str]:
+    """Three pieces on a file, then one on each server that is installed here."""
+    turn = seed % 5
+    if turn == 3 and (shutil.which("postgres") or any(Path("/usr/lib/postgresql").glob("*"))):
+        return ["--postgres"]
+    return ["--redis"] if turn == 4 and shutil.which("redis-server") else []
+
+
 def _unshared(options: tuple[str, ...]) -> Callable[[int], list[str]]:
     return lambda seed: ["--rounds", "1000000", "--load", options[seed % len(options)]]
 
@@ -104,7 +114,7 @@ def _unshared(options: tuple[str, ...]) -> Callable[[int], list[str]]:
 RIGS: dict[str, Rig] = {
     "kill": Rig("tests.proof.kill", lambda seed: ["--rounds", "1000000"], 3.0),
     "fleet": Rig("tests.proof.fleet", lambda seed: ["--rounds", "1000000"], 2.0),
-    "deeds": Rig("tests.proof.deeds", lambda seed: ["--rounds", "1000000"], 1.0),
+    "deeds": Rig("tests.proof.deeds", lambda seed: [*DEEDS, *_place(seed)], 1.0),
     "recovery": Rig("tests.proof.recovery", lambda seed: ["--rounds", "20"], 0.25),
     "replay": Rig("tests.proof.replay", _variant(LIVES, "--acts"), 4.0),
     "cut": Rig("tests.proof.cut", _unshared(LOADS), 3.0, root=True),
