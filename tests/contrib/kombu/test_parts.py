@@ -277,6 +277,21 @@ def test_the_store_is_opened_once_and_closed_with_its_last_user(tmp_path: Path) 
     again.leave()
 
 
+def test_a_claim_on_its_way_goes_back_when_the_store_is_closed(tmp_path: Path) -> None:
+    """Else it would be held by a worker that ended in order, which nobody looks after."""
+    url = f"sqlite:///{tmp_path}/app.db"
+    for _ in range(20):
+        shared = Shared.take(url)
+        shared.add([job_for(shared.chance.uuid7(), "q", {"properties": {}}, b"{}", 0.0, None)])
+        flying = shared.hands.claim(["q"], 10)
+        shared.leave()
+        assert flying.done()
+    shared = Shared.take(url)
+    assert shared.store.depth_now("q").ready == 20
+    assert len(shared.hands.take(shared.hands.claim(["q"], 100))) == 20
+    shared.leave()
+
+
 def test_no_password_is_shown() -> None:
     broker = "outlast+postgresql://me:S3cr3t@127.0.0.1:1/x"
     connection = cast("Any", kombu.Connection(broker))

@@ -227,7 +227,8 @@ class Channel(virtual.Channel):
                 self.queue_delete(queue)
 
     def basic_get(self, queue: str, no_ack: bool = False, **kwargs: Any) -> Any:
-        claims = self.shared.hands.claim([our_name(queue)], 1).result()
+        hands = self.shared.hands
+        claims = hands.take(hands.claim([our_name(queue)], 1))
         raw = self._message(claims[0]) if claims else None
         if raw is None:
             return None
@@ -296,7 +297,7 @@ class Channel(virtual.Channel):
         claiming = self._claiming
         if claiming is not None and claiming.done():
             self._claiming = None
-            claims = claiming.result()
+            claims = self.shared.hands.take(claiming)
             self._more = len(claims) >= self._asked
             self._ready.extend(claims)
 

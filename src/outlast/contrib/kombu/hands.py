@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections import deque
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from outlast import lifeline
 from outlast.contrib.kombu.calls import finish
-from outlast.errors import StoreError, StoreUnavailable
+from outlast.errors import StoreClosed, StoreError, StoreUnavailable
 from outlast.job import DAY, Failure, dead, done, give_back
 
 if TYPE_CHECKING:
@@ -30,7 +31,8 @@ LEASE = 30.0
 """Seconds for which claims hold where nobody can see at once that a process is dead."""
 SCAN = 0.25
 """Seconds between two looks for dead processes of this machine."""
-RECOVER, PRUNE, BITE, RECOVER_BITE = 1.0, 5.0, 200, 500
+RECOVER, TIDY, PRUNE = 1.0, 2.5, 5.0
+BITE, RECOVER_BITE = 200, 500
 BATCH = 2000
 """Verdicts in one write."""
 PAUSES = (0.1, 1.0, 5.0)
@@ -56,6 +58,7 @@ class Hands:
         self._lease = LEASE if self._leased else DAY
         self._lock = threading.Lock()
         self._held: dict[str, Claim] = {}
+        self._flying: set[Future[Sequence[Claim]]] = set()
         self._verdicts: deque[Verdict] = deque()
         self._settling = threading.Lock()
         self._settle_now = threading.Event()
@@ -72,17 +75,26 @@ class Hands:
         """Begin to claim; the first one begins this process's life sign."""
         if not self._threads:
             self._start()
-        future: Future[Sequence[Claim]] = self._store.claim_soon(
-            queues, TASK, limit, self._lease, self._worker
-        )
-        future.add_done_callback(self._took)
+        with self._lock:
+            if self._closing.is_set():
+                raise StoreClosed("the connection is closed")
+            future: Future[Sequence[Claim]] = self._store.claim_soon(
+                queues, TASK, limit, self._lease, self._worker
+            )
+            self._flying.add(future)
         return future
 
-    def _took(self, future: Future[Sequence[Claim]]) -> None:
-        if not future.cancelled() and future.exception() is None:
+    def take(self, future: Future[Sequence[Claim]]) -> Sequence[Claim]:
+        """What a claim has brought, in our hands from now on. Whoever began it has to take it."""
+        try:
+            claims = future.result()
+        finally:
             with self._lock:
-                for claim in future.result():
-                    self._held[claim.receipt.hex()] = claim
+                self._flying.discard(future)
+        with self._lock:
+            for claim in claims:
+                self._held[claim.receipt.hex()] = claim
+        return claims
 
     def deliver(self, claim: Claim) -> str:
         """Somebody is about to be given this one; its delivery tag."""
@@ -177,7 +189,7 @@ class Hands:
                 self._closing.wait(pause)
 
     def _run_keeping(self) -> None:
-        duties = [(self._bury, SCAN), (self._prune, PRUNE), (self._tidy, RECOVER)]
+        duties = [(self._bury, SCAN), (self._prune, PRUNE), (self._tidy, TIDY)]
         if self._leased:
             duties.append((self._recover, RECOVER))
         duties.append((self._renew, self._lease / 3))
@@ -243,11 +255,15 @@ class Hands:
 
     def close(self) -> None:
         """Settle what is decided, give back the rest."""
-        self._closing.set()
+        with self._lock:
+            self._closing.set()
         self._settle_now.set()
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join()
+        for future in list(self._flying):
+            with contextlib.suppress(StoreError):
+                self.take(future)
         with self._lock:
             left, self._held = list(self._held.values()), {}
             self._verdicts.extend(give_back(claim) for claim in left)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from celery.backends.base import KeyValueStoreBackend
 from celery.exceptions import ImproperlyConfigured
+from celery.states import PROPAGATE_STATES
 
 from outlast.contrib.kombu.shared import NAMESPACE, Shared
 from outlast.stores import redact
@@ -103,7 +104,13 @@ class OutlastResults(KeyValueStoreBackend):
         no_ack: bool = True,
         on_interval: Any = None,
     ) -> Any:
-        return super().wait_for(task_id, timeout, min(interval, LOOK), no_ack, on_interval)
+        """As Celery's, looking more often."""
+        meta = super().wait_for(task_id, timeout, min(interval, LOOK), no_ack, on_interval)
+        if on_interval is not None and meta["status"] in PROPAGATE_STATES:
+            # Celery looks at the results before this one here: the error of a task in a chord's
+            # header says more than the ChordError that it has led to.
+            on_interval()
+        return meta
 
 
 def _name(key: str | bytes) -> str:

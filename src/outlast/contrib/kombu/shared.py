@@ -21,9 +21,8 @@ from outlast.stores import connect
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from concurrent.futures import Future
 
-    from outlast.job import Claim, Job
+    from outlast.job import Job
 
 __all__ = ["NAMESPACE", "Shared", "Whole"]
 
@@ -127,10 +126,6 @@ class Shared:
                     raise
             else:
                 return
-
-    def claim(self, queues: Sequence[str], limit: int) -> Future[Sequence[Claim]]:
-        """Begin to take up to so many messages into this process's hands."""
-        return self.hands.claim(queues, limit)
 
     def _recover_the_dead(self) -> None:
         """Put back what dead processes of this machine held; SQLite's ``open`` did it already."""
