@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["Server", "examine", "facts_of", "load", "prepare", "promise_of"]
 
 OLDEST = (7, 0)
-SCHEMA = 1
+SCHEMA = 2
 
 
 class Server(Struct, frozen=True, kw_only=True):

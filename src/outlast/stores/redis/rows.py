@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from struct import Struct
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -28,6 +29,11 @@ _pack = msgspec.msgpack.Encoder().encode
 _unpack = msgspec.msgpack.Decoder().decode
 _load_failure = msgspec.json.Decoder(Failure).decode
 _load_progress = msgspec.json.Decoder(Progress).decode
+
+# As base.lua has them, as far as they are of fixed size.
+_HEADER = Struct(">IddddH")
+_STATE = Struct(">cBIIIddddB")
+_fence = Struct(">30xd").unpack_from
 
 _DEFAULT = Job(id="")
 _NAMES = ("codec", "timeout", "max_attempts", "headers")
@@ -92,52 +98,48 @@ def _or_false(value: float | None) -> float | bool:
 
 def job_from(id: bytes | str, stored: bytes, state: bytes | None) -> Job:
     """The job of what lies under its two keys."""
-    return _job(id, stored, None if state is None else _split(state))
+    return _job(id, stored, {} if state is None else _state(state))
 
 
-def _job(id: bytes | str, stored: bytes, state: tuple[Mapping[str, Any], bytes] | None) -> Job:
-    end = 4 + int.from_bytes(stored[:4], "big")
-    head, body = _unpack(stored[4:end]), _unpack(stored[end:])
-    queue, _, task = head[1].partition("/")
-    more: dict[str, Any] = body[1] if len(body) > 1 else {}
-    if len(head) > 5:
-        more |= _special(head)
-    if state is not None:
-        _add_state(more, *state)
+def _job(id: bytes | str, stored: bytes, state: Mapping[str, Any]) -> Job:
+    size, _, created, keep, max_crashes, long = _HEADER.unpack_from(stored)
+    at = _HEADER.size + long
+    queue, _, task = stored[_HEADER.size : at].decode().partition("/")
+    body = _unpack(stored[size:])
+    known: dict[str, Any] = body[1] if len(body) > 1 else {}
+    if size > at + 4:
+        known |= _special(_unpack(stored[at + 4 : size]))
+    known |= state
     return Job(
         id=id if isinstance(id, str) else id.decode(),
         queue=queue,
         task=task or None,
         payload=body[0],
-        created_at=float(head[2]),
-        keep=None if head[3] < 0 else head[3],
-        max_crashes=None if head[4] < 0 else head[4],
-        **more,
+        created_at=created,
+        keep=None if keep < 0 else keep,
+        max_crashes=None if max_crashes < 0 else int(max_crashes),
+        **known,
     )
 
 
 def claim_from(id: bytes, stored: bytes, state: bytes) -> Claim:
     """The claim on a job that runs."""
-    split = _split(state)
-    return Claim(_job(id, stored, split), bytes.fromhex(split[0]["v"]), split[0]["n"])
+    at = _STATE.size + state[_STATE.size - 1]
+    receipt = state[at + 1 : at + 1 + state[at]].decode()
+    return Claim(_job(id, stored, _state(state)), bytes.fromhex(receipt), int(_fence(state)[0]))
 
 
-def _split(state: bytes) -> tuple[Mapping[str, Any], bytes]:
-    end = 4 + int.from_bytes(state[:4], "big")
-    return _unpack(state[4:end]), state[end:]
-
-
-def _special(head: Sequence[Any]) -> dict[str, Any]:
+def _special(more: Sequence[Any]) -> dict[str, Any]:
     return {
-        "priority": head[5],
-        "rank": bytes.fromhex(head[6]),
-        "run_at": _moment(head[7]),
-        "expires_at": _moment(head[8]),
-        "lane": head[9] or None,
-        "key": head[10] or None,
-        "keep_key": head[11],
-        "key_queued": head[12],
-        "digest": bytes.fromhex(head[13]),
+        "priority": more[0],
+        "rank": bytes.fromhex(more[1]),
+        "run_at": _moment(more[2]),
+        "expires_at": _moment(more[3]),
+        "lane": more[4] or None,
+        "key": more[5] or None,
+        "keep_key": more[6],
+        "key_queued": more[7],
+        "digest": bytes.fromhex(more[8]),
     }
 
 
@@ -145,23 +147,38 @@ def _moment(value: float | bool | None) -> float | None:
     return None if value is None or value is False else float(value)
 
 
-def _add_state(more: dict[str, Any], known: Mapping[str, Any], result: bytes) -> None:
-    if "t" in known:
-        more["run_at"] = _moment(known["t"])
-    if known.get("o"):
-        more["expires_at"] = None
-    if "F" in known:
-        more["failure"] = _load_failure(known["F"])
-    if "G" in known:
-        more["progress"] = _load_progress(known["G"])
-    more.update(
-        status=STATES[known["st"]],
-        attempt=known["a"],
-        failures=known.get("f", 0),
-        crashes=known.get("c", 0),
-        suspect=known.get("u", False),
-        worker=known.get("w"),
-        started_at=_moment(known.get("b")),
-        finished_at=_moment(known.get("e")),
-        result=result if known.get("R") else None,
-    )
+def _state(text: bytes) -> dict[str, Any]:
+    """The fields of a job that its state has."""
+    letter, flags, attempt, failures, crashes, began, ended, _, due, size = _STATE.unpack_from(text)
+    at = _STATE.size + size
+    at += 1 + text[at]
+    worker, at = _text(text, at, 2)
+    failure, at = _text(text, at, 4)
+    progress, at = _text(text, at, 4)
+    known: dict[str, Any] = {
+        "status": STATES[letter.decode()],
+        "attempt": attempt,
+        "failures": failures,
+        "crashes": crashes,
+        "suspect": bool(flags & 1),
+        "worker": worker.decode() if worker else None,
+        "started_at": began if began >= 0 else None,
+        "finished_at": ended if ended >= 0 else None,
+        "result": text[at:] if flags & 16 else None,
+    }
+    if due != -1:
+        known["run_at"] = due if due >= 0 else None
+    if flags & 4:
+        known["expires_at"] = None
+    if failure:
+        known["failure"] = _load_failure(failure)
+    if progress:
+        known["progress"] = _load_progress(progress)
+    return known
+
+
+def _text(text: bytes, at: int, width: int) -> tuple[bytes, int]:
+    """What stands there behind its length; and where it ends."""
+    begin = at + width
+    end = begin + int.from_bytes(text[at:begin], "big")
+    return text[begin:end], end

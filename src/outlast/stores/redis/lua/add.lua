@@ -37,8 +37,8 @@ end
 
 local function plan(n, job, stored)
   if stored then
-    local H, body = unsealed(stored)
-    answers[n] = {H[2], body}
+    local H, size = unsealed(stored)
+    answers[n] = {H[2], sub(stored, size + 1)}
     return
   end
   if fresh[job.id] then

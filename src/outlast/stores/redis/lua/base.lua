@@ -8,8 +8,8 @@
 --                         are moved elsewhere, and how far that is)
 --   P g          set      all lines that were ever used;  P g QUEUE: those of one queue
 --   P n LINE     hash     counts: q(ueued), r(unning), d(one), x (dead), c(ancelled)
---   P j ID       string   a job as it was added: length, header, body (the client's own)
---   P s ID       string   what became of it since: length, state, result. None: it just waits
+--   P j ID       string   a job as it was added: header, body (the client's own)
+--   P s ID       string   what became of it since: state, result. None: it just waits
 --   P t          stream   ids by seq, for those who look through everything
 --   P q LINE     zset     what is due, by place: all scores are 0, so bytes decide
 --   P b LINE     zset     of these, what had a due time, newest first
@@ -17,7 +17,8 @@
 --   P k LANE     zset     due, but another job holds the lane: LINE NUL place
 --   P o LINE     zset     the same jobs, each with the moment it was added
 --   P h          hash     who holds a lane: the one that runs, or has begun and will run again
---   P e          zset     leases: running ids by the moment when nobody believes in them any more
+--   P e          zset     leases: running ids by the moment when nobody believes in them any more;
+--                         and a long member that is no id
 --   P w WORKER   set      the ids that a worker holds
 --   P x          zset     waiting ids by the moment when they expire
 --   P z          zset     ended ids by the moment when they are forgotten
@@ -60,16 +61,6 @@ local function unhex(text)
   return (text:gsub('..', function(pair) return char(tonumber(pair, 16)) end))
 end
 
-local function sealed(data, tail)
-  local packed = cmsgpack.pack(data)
-  return struct.pack('>I4', #packed) .. packed .. (tail or '')
-end
-
-local function unsealed(text)
-  local size = struct.unpack('>I4', text)
-  return cmsgpack.unpack(sub(text, 5, 4 + size)), sub(text, 5 + size)
-end
-
 local function ordered(number)
   local bytes = struct.pack('>d', number)
   if byte(bytes) < 128 then return char(byte(bytes) + 128) .. sub(bytes, 2) end
@@ -98,21 +89,67 @@ end
 -- w(orker), n (fence), b(egan), e(nded), k (a cancel was asked for), F(ailure), G (progress), R (a result
 -- follows), t (due instead of run_at, or false), o (expires_at is void), d (there are steps).
 
+-- Both are bytes of fixed places, which cost a third of what maps do: a header and the body that
+-- follows; a state and the result that follows. Moments that are none are -1; for `t`, false is -2.
+
+local HEADER = '>I4ddddI2c0I4c0'
+
+local function sealed(H, body)
+  local line, more = H[2], ''
+  if H[6] then more = cmsgpack.pack({H[6], H[7], H[8], H[9], H[10], H[11], H[12], H[13], H[14]}) end
+  local size = 42 + #line + #more
+  return struct.pack(HEADER, size, H[1], H[3], H[4], H[5], #line, line, #more, more) .. body
+end
+
+local function unsealed(text)
+  local size, seq, created, keep, max_crashes, line, more = struct.unpack(HEADER, text)
+  local H = {seq, line, created, keep, max_crashes}
+  if more ~= '' then
+    for n, value in ipairs(cmsgpack.unpack(more)) do H[5 + n] = value end
+  end
+  return H, size
+end
+
 local function header(id)
   local text = call('GETRANGE', P .. 'j' .. id, 0, 511)
   if text == '' then return nil end
-  if struct.unpack('>I4', text) > 508 then text = call('GET', P .. 'j' .. id) end
+  if struct.unpack('>I4', text) > 512 then text = call('GET', P .. 'j' .. id) end
   return (unsealed(text))
 end
 
+local STATE = '>c1BI4I4I4ddddI1c0I1c0I2c0I4c0I4c0'
+
+local function packed(S, result)
+  local flags = (S.u and 1 or 0) + (S.k and 2 or 0) + (S.o and 4 or 0) + (S.d and 8 or 0)
+  local t, z, v, w, F, G = S.t, S.z or '', S.v or '', S.w or '', S.F or '', S.G or ''
+  if t == nil then t = -1 elseif t == false then t = -2 end
+  return struct.pack(STATE, S.st, flags + (S.R and 16 or 0), S.a, S.f or 0, S.c or 0, S.b or -1,
+    S.e or -1, S.n or -1, t, #z, z, #v, v, #w, w, #F, F, #G, G) .. (result or '')
+end
+
+local function unpacked(text)
+  local st, flags, a, f, c, b, e, n, t, z, v, w, F, G = struct.unpack(STATE, text)
+  local S = {st = st, a = a, f = f, c = c, b = b >= 0 and b or nil, e = e >= 0 and e or nil,
+    n = n >= 0 and n or nil, z = z ~= '' and z or nil, v = v ~= '' and v or nil,
+    w = w ~= '' and w or nil, F = F ~= '' and F or nil, G = G ~= '' and G or nil}
+  if t >= 0 then S.t = t elseif t == -2 then S.t = false end
+  if flags > 0 then
+    S.u, S.k, S.o = flags % 2 >= 1 or nil, flags % 4 >= 2 or nil, flags % 8 >= 4 or nil
+    S.d, S.R = flags % 16 >= 8 or nil, flags >= 16 or nil
+  end
+  return S
+end
+
+local saved = {} -- states that are written at the end
+
 local function state(id)
-  local text = call('GET', P .. 's' .. id)
+  local text = saved[id] or call('GET', P .. 's' .. id)
   if not text then return {st = 'q', a = 0} end
-  return unsealed(text)
+  return unpacked(text)
 end
 
 local function save(id, S, result)
-  call('SET', P .. 's' .. id, sealed(S, result))
+  saved[id] = packed(S, result)
 end
 
 local function due_of(H, S)
@@ -183,7 +220,24 @@ local function tell()
   if #told > 0 then call('PUBLISH', P, table.concat(told, '\n')) end
 end
 
+-- A small sorted set is a list that is searched for each member: a long member ends that.
+local LONG = ('-'):rep(65)
+
+local function lease_all(leases)
+  if #leases > 40 then
+    leases[#leases + 1] = 'inf'
+    leases[#leases + 1] = LONG
+  end
+  each_chunk(leases, 500, function(list, i, j) call('ZADD', P .. 'e', unpack(list, i, j)) end)
+end
+
 local function finish()
+  local texts = {}
+  for id, text in pairs(saved) do
+    texts[#texts + 1] = P .. 's' .. id
+    texts[#texts + 1] = text
+  end
+  each_chunk(texts, 500, function(list, i, j) call('MSET', unpack(list, i, j)) end)
   each_chunk(unleased, 500, function(ids, i, j) call('ZREM', P .. 'e', unpack(ids, i, j)) end)
   for worker, all in pairs(released) do
     each_chunk(all, 500, function(ids, i, j) call('SREM', P .. 'w' .. worker, unpack(ids, i, j)) end)
@@ -195,7 +249,7 @@ local function finish()
   end
   each_chunk(kept, 500, function(ids, i, j) call('ZADD', P .. 'z', unpack(ids, i, j)) end)
   tell()
-  counts, unleased, released, topics, over, kept = {}, {}, {}, {}, {}, {}
+  saved, counts, unleased, released, topics, over, kept = {}, {}, {}, {}, {}, {}, {}
 end
 
 -- What is changed in a store whose jobs were moved elsewhere would be lost: the error to answer.
@@ -384,6 +438,7 @@ end
 
 local function remove(id, H, S)
   if S.d then forget_steps(id) end
+  saved[id] = nil
   call('UNLINK', P .. 'j' .. id, P .. 's' .. id)
   call('XDEL', P .. 't', H[1] .. '-0')
   count(H[2], S.st, -1)

@@ -127,11 +127,12 @@ local function first_line()
   return best
 end
 
-local function drop(line, place)
-  if newest then return withdraw(line, place) end
+local function drop(line, at)
+  if newest then return withdraw(line, at.place) end
   local of = taken[line]
-  if not of then of = {}; taken[line] = of end
-  of[#of + 1] = place
+  if not of then of = {places = {}, timed = {}}; taken[line] = of end
+  of.places[#of.places + 1] = at.place
+  if at.timed then of.timed[#of.timed + 1] = newest_place(at.group, at.seq, at.id) end
 end
 
 local dropped = {}
@@ -153,25 +154,19 @@ while #claimed < limit do
     elseif holder and holder ~= at.id then
       if newest then park(at.id, H, at.place) else dropped[#dropped + 1] = {'held', at, H} end
     else
-      drop(line.name, at.place)
+      drop(line.name, at)
       start(at.id, H, S)
       answer[#answer + 1] = at.id
       answer[#answer + 1] = text
-
-      answer[#answer + 1] = sealed(S)
+      answer[#answer + 1] = saved[at.id]
     end
   end
   line.head = head(line)
 end
 
-for line, places in pairs(taken) do
-  each_chunk(places, 500, function(list, i, j) call('ZREM', P .. 'q' .. line, unpack(list, i, j)) end)
-  local timed = {}
-  for _, place in ipairs(places) do
-    local group, is_timed, seq, id = read_place(place)
-    if is_timed then timed[#timed + 1] = newest_place(group, seq, id) end
-  end
-  each_chunk(timed, 500, function(list, i, j) call('ZREM', P .. 'b' .. line, unpack(list, i, j)) end)
+for line, of in pairs(taken) do
+  each_chunk(of.places, 500, function(list, i, j) call('ZREM', P .. 'q' .. line, unpack(list, i, j)) end)
+  each_chunk(of.timed, 500, function(list, i, j) call('ZREM', P .. 'b' .. line, unpack(list, i, j)) end)
 end
 for _, each in ipairs(dropped) do
   local what, at, H, S = unpack(each, 1, 4)
@@ -179,7 +174,7 @@ for _, each in ipairs(dropped) do
   elseif what == 'old' then end_waiting(at.id, H, S, EXPIRED)
   else park(at.id, H, at.place) end
 end
-each_chunk(leases, 500, function(list, i, j) call('ZADD', P .. 'e', unpack(list, i, j)) end)
+lease_all(leases)
 each_chunk(claimed, 500, function(list, i, j) call('SADD', P .. 'w' .. worker, unpack(list, i, j)) end)
 if #claimed > 0 then
   call('HSET', P .. 'm', 'fence', string.format('%.0f', fence))

@@ -45,7 +45,7 @@ elseif what == 'ends' then
   for n = 5, #ARGV do
     local id = ARGV[n]
     local text = call('GET', P .. 's' .. id)
-    local S = text and unsealed(text)
+    local S = text and unpacked(text)
     if call('EXISTS', P .. 'j' .. id) == 0 then return {id} end
     if S and S.st ~= 'q' and S.st ~= 'r' then
       answer[#answer + 1] = {id, call('GET', P .. 'j' .. id), text}

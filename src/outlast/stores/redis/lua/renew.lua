@@ -19,5 +19,6 @@ for n = 1, tonumber(ARGV[4]) do
     if S.k then answer[#answer + 1] = {n, 'cancelled'} end
   end
 end
-each_chunk(leases, 500, function(list, i, j) call('ZADD', P .. 'e', unpack(list, i, j)) end)
+lease_all(leases)
+finish()
 return answer

@@ -55,13 +55,22 @@ local function follow(jobs)
   end
 end
 
-local lost = {}
+local names, texts = {}, {}
+for n = 1, many do names[n] = P .. 's' .. ARGV[6 * n - 1] end
+each_chunk(names, 500, function(list, i, j)
+  local found = call('MGET', unpack(list, i, j))
+  for n = i, j do texts[n] = found[n - i + 1] end
+end)
+
+local lost, done = {}, {}
 for n = 1, many do
   local first = 6 * n - 1
   local id = ARGV[first]
-  local text = call('GET', P .. 's' .. id)
-  local S = text and unsealed(text)
+  local text = texts[n]
+  if done[id] then text = saved[id] end
+  local S = text and unpacked(text)
   if S and S.st == 'r' and S.v == ARGV[first + 1] then
+    done[id] = true
     apply(id, header(id), S, ARGV[first + 2], ARGV[first + 3], tonumber(ARGV[first + 4]), ARGV[first + 5])
     if of[n] then follow(of[n]) end
   elseif not again or (S and S.z ~= ARGV[first + 1]) then
