@@ -11,12 +11,21 @@ import sys
 from typing import Any
 
 from celery import Celery, signature
+from kombu import Queue
 
 BROKER = os.environ.get("BROKER")
 PATIENCE = 60.0
 
 app = Celery("theirs", broker=BROKER, backend=os.environ.get("BACKEND", BROKER))
-app.conf.update(json.loads(os.environ.get("CONFIG", "{}")))
+config = json.loads(os.environ.get("CONFIG", "{}"))
+# Queues as somebody has declared them, with arguments of RabbitMQ's.
+queues = config.pop("QUEUES", {})
+app.conf.update(config)
+if queues:
+    app.conf.task_queues = [
+        Queue(name, routing_key=name, queue_arguments=arguments)
+        for name, arguments in queues.items()
+    ]
 
 
 def say(**what: Any) -> None:

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 __all__ = ["Backend", "Broker", "Taken", "open_backend", "open_broker"]
 
 
+AMQP = ("amqp", "amqps", "pyamqp", "librabbitmq")
+
+
 class Taken(Struct, frozen=True, kw_only=True):
     """A message in our hands: it is here until it is acknowledged, or goes back."""
 
@@ -97,8 +100,12 @@ def open_broker(url: str, options: Mapping[str, Any]) -> Broker:
         from outlast.contrib.celery.beside.redis import RedisBroker
 
         return RedisBroker(url, options)
+    if scheme in AMQP:
+        broker: Broker = _rabbit().RabbitBroker(url, options)
+        return broker
     raise ConfigurationError(
-        f"a broker of kind {scheme!r} is not known here: redis:// and rediss:// are"
+        f"a broker of kind {scheme!r} is not known here: redis://, rediss://, amqp:// and amqps://"
+        " are"
     )
 
 
@@ -109,6 +116,19 @@ def open_backend(url: str, expires: float, options: Mapping[str, Any]) -> Backen
         from outlast.contrib.celery.beside.redis import RedisBackend
 
         return RedisBackend(url, expires, options)
+    if scheme.startswith("rpc+"):
+        backend: Backend = _rabbit().RpcBackend(url.removeprefix("rpc+"))
+        return backend
     raise ConfigurationError(
-        f"a result backend of kind {scheme!r} is not known here: redis:// and rediss:// are"
+        f"a result backend of kind {scheme!r} is not known here: redis://, rediss:// and rpc:// are"
     )
+
+
+def _rabbit() -> Any:
+    try:
+        from outlast.contrib.celery.beside import rabbit
+    except ImportError as error:
+        raise ConfigurationError(
+            "RabbitMQ needs the client pika: pip install 'outlast[rabbitmq]'"
+        ) from error
+    return rabbit

@@ -77,6 +77,8 @@ class Road(Hooks):
         self._routes = dict(routes)
         self.take_over = seconds("take_over", take_over)
         self.queues = tuple(queues)
+        if backend is not None and backend.startswith("rpc://"):
+            backend = f"rpc+{broker}"  # results are messages on the same server
         self._open_broker = partial(open_broker, broker, dict(broker_options))
         self._open_backend = (
             None

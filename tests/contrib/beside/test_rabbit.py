@@ -1,0 +1,165 @@
+"""On a real RabbitMQ: a real producer, a real worker of Celery's, queues that are as they are."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pika
+import pytest
+from tests.contrib.beside.pair import PATIENCE, ROOT, Failed, Producer
+from tests.proof.patience import until
+from tests.servers import RabbitServer, shared
+
+from outlast import Outlast, Status
+from outlast.contrib.celery.beside.rabbit import RabbitBroker
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.needs("rabbitmq")
+QUEUES: dict[str, dict[str, Any]] = {
+    "ranked": {"x-max-priority": 10},
+    "quorum": {"x-queue-type": "quorum"},
+    "theirs": {"x-max-priority": 10},
+}
+
+
+@pytest.fixture
+def server() -> RabbitServer:
+    """With three queues that somebody has declared in ways of his own."""
+    server = shared(RabbitServer)
+    with pika.BlockingConnection(pika.URLParameters(server.url())) as connection:
+        channel = connection.channel()
+        for name, arguments in QUEUES.items():
+            channel.queue_delete(name)
+            channel.queue_declare(name, durable=True, arguments=arguments)
+    return server
+
+
+def beside(server: RabbitServer, folder: Path, queue: str) -> Outlast:
+    app = Outlast(f"sqlite:///{folder}/jobs.db")
+
+    @app.task
+    async def add(x: int, y: int) -> int:
+        return x + y
+
+    @app.task
+    def boom(text: str) -> None:
+        raise ValueError(text)
+
+    app.celery_tasks(
+        {"add": add, "boom": boom}, broker=server.url(), backend="rpc://", queues=[queue]
+    )
+    return app
+
+
+def declared(server: RabbitServer) -> None:
+    """The queues are there, with the arguments that they had: else this is refused."""
+    with pika.BlockingConnection(pika.URLParameters(server.url())) as connection:
+        for name, arguments in QUEUES.items():
+            connection.channel().queue_declare(name, durable=True, arguments=arguments)
+
+
+@pytest.mark.parametrize("queue", ["ranked", "quorum"])
+async def test_existing_queues_are_used_as_they_are(
+    server: RabbitServer, tmp_path: Path, queue: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C47: what Celery sends to a queue that was declared otherwise runs here, once each."""
+    app = beside(server, tmp_path, queue)
+    monkeypatch.setenv("BACKEND", "rpc://")
+    producer = Producer(server.url(), QUEUES=QUEUES, task_default_queue=queue)
+    try:
+        async with app.worker():
+            ids = [await asyncio.to_thread(producer.send, "add", n, n) for n in range(10)]
+            for n, id_ in enumerate(ids):
+                assert await asyncio.to_thread(producer.get, id_) == 2 * n
+            bad = await asyncio.to_thread(producer.send, "boom", "no")
+            with pytest.raises(Failed, match="FAILURE ValueError: no"):
+                await asyncio.to_thread(producer.get, bad)
+            jobs = await app.store.find(task="celery:add", limit=100)  # type: ignore[attr-defined]
+            assert sorted(job.id for job in jobs) == sorted(ids)
+            assert {job.attempt for job in jobs} == {1}
+    finally:
+        producer.close()
+    declared(server)
+
+
+async def test_calls_that_a_worker_of_celery_runs(server: RabbitServer, tmp_path: Path) -> None:
+    app = beside(server, tmp_path, "ranked")
+    log = tmp_path / "said"
+    environment = {
+        **os.environ, "PYTHONPATH": str(ROOT), "BROKER": server.url(), "BACKEND": "rpc://",
+        "LOG": str(log), "C_FORCE_ROOT": "1", "CONFIG": json.dumps({"QUEUES": QUEUES}),
+    }  # fmt: skip
+    worker = subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-m", "celery", "-A", "tests.contrib.beside.theirs",
+         "worker", "-P", "solo", "-Q", "theirs"],
+        cwd=tmp_path, env=environment, start_new_session=True, stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        async with app.worker():
+            calls = [app.celery("theirs.note", queue="theirs").call(n) for n in range(5)]
+            await app.enqueue_many(calls)
+
+            def said() -> list[int]:
+                lines = log.read_text().splitlines() if log.exists() else []
+                return sorted(json.loads(line)["note"] for line in lines)
+
+            await asyncio.to_thread(until, lambda: len(said()) >= 5, PATIENCE, "all five")
+            assert said() == [0, 1, 2, 3, 4]
+    finally:
+        os.killpg(worker.pid, signal.SIGKILL)
+        worker.wait(PATIENCE)
+    declared(server)
+
+
+async def test_a_queue_that_is_not_there(server: RabbitServer, tmp_path: Path) -> None:
+    """Nothing is made of its own accord, and what is to be sent waits until there is one."""
+    app = beside(server, tmp_path, "ranked")
+    with pika.BlockingConnection(pika.URLParameters(server.url())) as connection:
+        connection.channel().queue_delete("later")
+    async with app.worker():
+        handle = await app.celery("theirs.note", queue="later").enqueue(1)
+        async with asyncio.timeout(PATIENCE):
+            while not (await handle.job()).failures:
+                await asyncio.sleep(0)
+        job = await handle.job()
+        assert job.status in (Status.QUEUED, Status.RUNNING)
+        assert job.failure is not None
+        assert "later" in job.failure.message
+        with pika.BlockingConnection(pika.URLParameters(server.url())) as connection:
+            connection.channel().queue_declare("later", durable=True)
+        await handle.result(timeout=PATIENCE)
+
+
+async def test_what_was_taken_and_not_settled_comes_again(server: RabbitServer) -> None:
+    with pika.BlockingConnection(pika.URLParameters(server.url())) as connection:
+        for n in range(3):
+            properties = pika.BasicProperties(headers={"task": "add", "id": f"id-{n}"})
+            connection.channel().basic_publish("", "quorum", b"[[1, 2], {}, {}]", properties)
+
+    async def took(broker: RabbitBroker) -> list[Any]:
+        taken: list[Any] = []
+        async with asyncio.timeout(PATIENCE):
+            while len(taken) < 3:
+                taken += await broker.take(["quorum"], 100)
+        return taken
+
+    first = RabbitBroker(server.url(), {})
+    assert [one.again for one in await took(first)] == [False] * 3
+    await first.close()
+    second = RabbitBroker(server.url(), {})
+    again = await took(second)
+    assert [one.again for one in again] == [True] * 3
+    await second.settle(again)
+    await second.close()
+    third = RabbitBroker(server.url(), {})
+    assert await third.take(["quorum"], 100) == []
+    await third.close()
