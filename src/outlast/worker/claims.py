@@ -25,6 +25,9 @@ log = logging.getLogger(__name__)
 AHEAD = 0.05
 """How many seconds of work are claimed ahead, by the measured pace."""
 MAX_AHEAD = 700
+LATE = 4
+"""More is claimed when a quarter of what may be ahead is left. Claims made earlier are smaller, and
+each costs a transaction, during which the loop often has nothing to do."""
 MAX_UNSETTLED = 4000
 """No more is claimed while so many verdicts wait to be stored."""
 POLL, PUSHED_POLL = 1.0, 5.0
@@ -148,10 +151,10 @@ class Claims:
         self.pace.measure(self._clock.monotonic(), crew.ended)
         ahead = self.pace.ahead
         free = crew.slots - len(crew.runs) - crew.waiting
-        crew.low = max(0, ahead // 2)
+        crew.low = ahead // LATE
         if free > 0:
             return free + ahead
-        return ahead + free if -free <= ahead // 2 else 0
+        return ahead + free if -free <= crew.low else 0
 
     async def _claim(self, want: int) -> Sequence[Claim]:
         """What there is; from a store that can, as soon as there is something."""

@@ -253,11 +253,11 @@ def _read(
     maker = JobMaker(moves.names, status=Status.RUNNING, started_at=now, worker=worker)
     usual = True
     for row in rows:
-        seq, line, tail = row[0], row[2], row[8]
+        seq, _, line, _, mark, _, opts, _, tail = row
         counts[line] = counts.get(line, 0) + 1
         try:
             job = maker.job(row, tail)
-            if crc(line, job.id, job.payload, row[6]) != row[4]:
+            if crc(line, job.id, job.payload, opts) != mark:
                 raise ValueError
         except DAMAGE:
             damaged.append(seq)
