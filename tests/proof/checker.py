@@ -377,6 +377,8 @@ def _runs(story: list[Event]) -> list[Run]:
         found = latest.get(event.pid)
         if found is None:
             continue
+        if event.attempt and event.attempt != found.attempt:
+            continue  # of a claim that never began: it was given back, or cancelled before
         if event.kind == "end":
             found.ended, found.note = event.at, event.note
         elif event.kind == "settle":

@@ -182,6 +182,16 @@ def test_a_verdict_accepted_after_the_claim_went_to_another_is_doubled() -> None
     assert broken(story) == {"doubled": ["a"]}
 
 
+def test_a_verdict_on_a_claim_that_never_began_is_not_the_earlier_run_s() -> None:
+    """A worker gives a run back, gets the job again, and hears of its cancel before it begins."""
+    story = Story().added().tell("start", "a", attempt=1).tell("end", "a", note="snooze")
+    story.settled(note="give_back").tell("start", "a", OTHER, attempt=2).tell("kill", target=OTHER)
+    story.tell("cancel", "a", PRODUCER)
+    for kind in ("settle", "settled"):
+        story.tell(kind, "a", note="cancelled", attempt=3)
+    assert broken(story.holds(status=Status.CANCELLED)) == {}
+
+
 def test_settled_and_run_again_is_undone_even_after_a_kill() -> None:
     story = Story().added().ran().settled().tell("kill", target=WORKER)
     story.ran(pid=OTHER, attempt=2).holds()

@@ -341,3 +341,22 @@ def test_damage_that_is_more_than_an_index_is_said_and_made_no_worse(db: Path) -
     db.write_bytes(healed)
     assert work_through(db) == wanted
     assert complaints(db) == []
+
+
+@pytest.mark.parametrize("change", ["DELETE FROM meta", "UPDATE meta SET value = 'q'"])
+async def test_without_its_epoch_nothing_is_claimed_and_nothing_lost(db: Path, change: str) -> None:
+    """A fence that falls would let an outside service take an old run for the newer one."""
+    store = SqliteStore(str(db))
+    await store.open()
+    await store.add([job("a"), job("b")])
+    other = apsw.Connection(str(db))
+    other.execute(f"{change} WHERE name = 'epoch'")
+    assert verify(other) == ["epoch: is gone from the table meta: no job can be claimed without it"]
+    with pytest.raises(StoreDamaged, match="epoch of the fences is gone"):
+        await store.claim(["default"], [None], 10, 60.0, "w")
+    await store.add([job("c")])
+    other.execute("INSERT OR REPLACE INTO meta VALUES ('epoch', '5')")
+    other.close()
+    claims = await store.claim(["default"], [None], 10, 60.0, "w")
+    assert sorted(claim.job.id for claim in claims) == ["a", "b", "c"]
+    await store.close()

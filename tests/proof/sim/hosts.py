@@ -59,6 +59,8 @@ class Process(Owner):
         """What really runs here: job id and attempt, and since when."""
         self.harms: list[float] = []
         """When some fault touched it."""
+        self.unanswered = 0
+        """Calls that a fault has touched and that it still waits for."""
 
     def leave(self, _: object = None) -> None:
         """It has ended: tell whoever waits for that."""
@@ -66,7 +68,7 @@ class Process(Owner):
             self.gone.set_result(None)
 
     def harmed_since(self, moment: float) -> bool:
-        return bool(self.harms) and self.harms[-1] >= moment
+        return self.unanswered > 0 or (bool(self.harms) and self.harms[-1] >= moment)
 
 
 class SimLifeline:

@@ -64,7 +64,7 @@ class Referee:
     def asked(self, process: Process, verdicts: Sequence[Verdict]) -> None:
         """A worker is about to hand these in."""
         for verdict in verdicts:
-            self._note(process, "settle", verdict.claim.job.id, note=verdict.kind)
+            self._note(process, "settle", verdict.claim.job, note=verdict.kind)
 
     def unclaimed(self, claim: Claim) -> None:
         """A power cut took this claim back."""
@@ -139,7 +139,7 @@ class Referee:
                 self.blame("stale verdict taken", job.id)
             if ours and not taken:
                 self.blame("good verdict refused", job.id)
-            self._note(process, "settled" if taken else "refused", job.id, note=verdict.kind)
+            self._note(process, "settled" if taken else "refused", job, note=verdict.kind)
             if not taken:
                 continue
             self.held.pop(job.id, None)
@@ -205,5 +205,5 @@ class Referee:
         if job.status.ended:
             self._ended.add(id)
 
-    def _note(self, process: Process, kind: Kind, id: str, *, note: str) -> None:
-        self.tell(process, kind, id, note=note)
+    def _note(self, process: Process, kind: Kind, job: Job, *, note: str) -> None:
+        self.tell(process, kind, job.id, note=note, attempt=job.attempt)

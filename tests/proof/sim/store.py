@@ -75,8 +75,6 @@ class Server:
         self.on_cut: Callable[[], None] = lambda: None
         self.calls: Counter[str] = Counter()
         self.latency = 0.0
-        self.unanswered = 0
-        """Calls whose answer was lost and that their callers still wait for."""
         self._dice = random.Random(seed)
         self._chance = chance
         self.referee = referee
@@ -108,6 +106,7 @@ class Server:
             way = self._way()
             if fate == "late":
                 way += self._dice.uniform(0.2, 2 * TIMEOUT)
+                process.unanswered += 1
             if fate:
                 self._harm(process, name)
             self._later(way, self._arrive, request, fate)
@@ -129,6 +128,7 @@ class Server:
     def _arrive(self, request: tuple[Any, ...], fate: str) -> None:
         process, store, name, args, answer = request
         if fate == "late":
+            process.unanswered -= 1
             self._harm(process, name)
         if self.down or fate == "before" or process.cut_off == "silent":
             self._harm(process, name)
@@ -175,13 +175,13 @@ class Server:
         self, process: Process, name: str, args: tuple[Any, ...], answer: asyncio.Future[Any]
     ) -> None:
         self._harm(process, name)
-        self.unanswered += 1
+        process.unanswered += 1
         self._later(TIMEOUT, self._expire, process, name, args, answer)
 
     def _expire(
         self, process: Process, name: str, args: tuple[Any, ...], answer: asyncio.Future[Any]
     ) -> None:
-        self.unanswered -= 1
+        process.unanswered -= 1
         # Its loop stood still all that time, so what it holds may be lost up to now.
         self._harm(process, name)
         _fail(answer, _doubt(name, args))

@@ -151,14 +151,18 @@ class World:
     def begins(self, process: Process, id: str, attempt: int, lane: str) -> bool:
         """A run starts. One by a claim that is over already is a zombie's, and needs a fault."""
         process.running[id, attempt] = self.loop.time()
+        claimed = self.referee.claimed.get((process.worker_id, id, attempt))
+        touched = claimed is not None and process.harmed_since(claimed - 1.0)
         if self.referee.is_current(process.worker_id, id, attempt):
+            if touched:
+                # What has befallen it since the claim may cost this run its lease.
+                self.tell(None, "stop", target=process.pid, note="touched before the start")
             self.tell(process, "start", id, attempt=attempt, lane=lane)
             return True
         self.zombies += 1
-        claimed = self.referee.claimed.get((process.worker_id, id, attempt))
         if claimed is None:
             self.referee.blame("run without a claim", id)
-        elif not process.harmed_since(claimed - 1.0):
+        elif not touched:
             self.referee.blame("zombie without a fault", id)
         return False
 
@@ -313,7 +317,7 @@ class World:
         """An idle fleet starts a new job at once."""
         # Who still waits for the answer to its last verdict, lost in the last fault, isn't idle:
         # its next verdict goes when the network has given that call up.
-        while self.server.unanswered:
+        while any(place.process and place.process.unanswered for place in self.places):
             await self.loop.sleep(0.1)
         await self.loop.sleep(2.0)
         self.server.latency = min(self.server.latency, 0.002)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import apsw
 import msgspec
 
+from outlast.errors import StoreDamaged
 from outlast.job import Claim, Failure, Status
 from outlast.stores.news import ROOM, WORK
 from outlast.stores.sqlite.keys import let_go
@@ -119,6 +120,12 @@ def claim(
     now = moves.clock.now()
     execute = moves.connection.execute
     due, expired, lanes, epoch = execute(_AHEAD, (now, moves.space)).get
+    if not epoch:
+        # Bits have flipped in it: fences must never fall, and what it was isn't known.
+        raise StoreDamaged(
+            f"{moves.connection.filename}: the epoch of the fences is gone from the table meta;"
+            " run outlast doctor on it, then restore a backup or move the jobs out (outlast move)"
+        )
     if due:
         _promote(moves, now)
     if expired:

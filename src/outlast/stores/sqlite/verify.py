@@ -38,6 +38,11 @@ FROM lines l LEFT JOIN (
 _COLUMNS = ("ready", "delayed", "running", "done", "dead", "cancelled")
 _QUESTIONS = (
     (
+        "SELECT 'epoch' WHERE ifnull((SELECT CAST(value AS INTEGER) FROM meta"
+        " WHERE name = 'epoch'), 0) < 1",
+        "is gone from the table meta: no job can be claimed without it",
+    ),
+    (
         "SELECT j.seq FROM jobs j LEFT JOIN lines l ON l.id = j.line AND l.space = j.space"
         " WHERE l.id IS NULL",
         "belong to a line that doesn't exist",
