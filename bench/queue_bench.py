@@ -95,7 +95,10 @@ def raw_put(folder: Path, items: int) -> float:
         with connection:
             connection.executemany("insert into q(payload) values (?)", [(ITEM,)] * count)
 
+    flushing: asyncio.Task[None] | None = None
+
     async def flush() -> None:
+        nonlocal flushing
         while waiting:
             batch = waiting[:]
             waiting.clear()
@@ -103,16 +106,17 @@ def raw_put(folder: Path, items: int) -> float:
             for future in batch:
                 future.set_result(None)
             await asyncio.sleep(0)
+        flushing = None
 
     async def produce(count: int) -> None:
-        loop, flusher = asyncio.get_running_loop(), None
+        nonlocal flushing
+        loop = asyncio.get_running_loop()
         for _ in range(count):
             future = loop.create_future()
             waiting.append(future)
-            if len(waiting) == 1:
-                flusher = loop.create_task(flush())
+            if flushing is None:
+                flushing = loop.create_task(flush())
             await future
-        del flusher
 
     async def main() -> float:
         clocks = Clocks()
@@ -143,7 +147,10 @@ def raw_get(folder: Path, items: int) -> float:
     ready: deque[Any] = deque()
     done: list[tuple[Any]] = []
 
+    filling: asyncio.Task[None] | None = None
+
     async def fill() -> None:
+        nonlocal filling
         while waiting:
             settled = done[:]
             done.clear()
@@ -151,16 +158,17 @@ def raw_get(folder: Path, items: int) -> float:
             while waiting and ready:
                 waiting.popleft().set_result(ready.popleft())
             await asyncio.sleep(0)
+        filling = None
 
     async def consume(count: int) -> None:
-        loop, filler = asyncio.get_running_loop(), None
+        nonlocal filling
+        loop = asyncio.get_running_loop()
         for _ in range(count):
             future = loop.create_future()
             waiting.append(future)
-            if len(waiting) == 1:
-                filler = loop.create_task(fill())
+            if filling is None:
+                filling = loop.create_task(fill())
             done.append((await future)[:1])
-        del filler
 
     async def main() -> float:
         clocks = Clocks()
