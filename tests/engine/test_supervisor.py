@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 import time
 from functools import partial
 from typing import TYPE_CHECKING
@@ -340,3 +342,19 @@ async def test_changed_files_are_loaded_anew(service: Service) -> None:
         assert await (await quick.enqueue(2)).result(60) == 102
         supervisor.send_signal(signal.SIGTERM)
         assert await asyncio.to_thread(supervisor.wait, 60) == 0
+
+
+@pytest.mark.parametrize(
+    ("program", "found"),
+    [("", [True, True]), ("gc.disable(); gc.set_threshold(0)", [True, False])],
+    ids=["as it comes", "the program's own way"],
+)
+def test_a_worker_process_spares_the_garbage_collector(program: str, found: list[bool]) -> None:
+    code = (
+        f"import gc; {program}\n"
+        "from outlast.worker.child import spare_the_collector\n"
+        "spare_the_collector()\n"
+        "print([gc.get_freeze_count() > 1000, gc.get_threshold()[0] >= 5000])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == str(found)
