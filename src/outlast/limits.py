@@ -22,7 +22,6 @@ __all__ = [
     "MAX_KEY",
     "MAX_PRIORITY",
     "REPEATS",
-    "are_alike",
     "check_job",
     "check_jobs",
     "check_name",
@@ -130,11 +129,6 @@ def _check_alike(jobs: Alike) -> Job | None:
 def _check_id(id_: str) -> None:
     if not (0 < len(id_) <= MAX_ID and id_.isascii() and id_.isprintable()):
         _check_text(id_, "id", MAX_ID)
-
-
-def are_alike(job: Job, other: Job) -> bool:
-    """Whether two jobs differ in nothing but id and payload."""
-    return replace(job, id=other.id, payload=other.payload) == other
 
 
 def is_plain(job: Job) -> bool:

@@ -6,6 +6,8 @@ import asyncio
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+import asyncpg
+
 from outlast.job import Added
 from outlast.stores.news import WORK
 from outlast.stores.postgres.faults import Careful, Refused, Repeat
@@ -21,19 +23,21 @@ if TYPE_CHECKING:
     from outlast.stores.postgres.op import Op
     from outlast.stores.postgres.turn import Turn
 
-__all__ = ["add_carefully", "add_following", "add_fresh"]
+__all__ = ["add_alike", "add_carefully", "add_following", "add_fresh"]
 
 _ALIKE = (
     "INSERT INTO @jobs (id, payload, line, state, created_at, opts)"
     " SELECT v.id, v.payload, $3::int, 1::smallint, $4::float8, $5::text"
-    " FROM unnest($1::text[], $2::bytea[]) AS v(id, payload) ON CONFLICT (id) DO NOTHING"
+    " FROM unnest($1::text[], $2::bytea[]) AS v(id, payload)"
 )
+"""It fails where an id is there already: to be ready for that would cost each row a second look."""
 _ANY = (
     "INSERT INTO @jobs (id, line, state, payload, opts, priority, rank, due, key, lane, expires_at,"
     " created_at) SELECT v.*, $12::float8 FROM unnest($1::text[], $2::int[], $3::smallint[],"
     " $4::bytea[], $5::text[], $6::smallint[], $7::bytea[], $8::float8[], $9::text[], $10::text[],"
     " $11::float8[]) AS v ON CONFLICT (id) DO NOTHING"
 )
+_MAYBE_ENDED = "SELECT EXISTS (SELECT FROM @ended WHERE id BETWEEN $1::text AND $2::text)"
 _IN_ENDED = "SELECT id FROM @ended WHERE id = ANY($1::text[]) LIMIT 1"
 _QUEUED = (
     "SELECT coalesce(sum(c.queued), 0)::bigint FROM"
@@ -43,32 +47,36 @@ _QUEUED = (
 _INFINITY = float("inf")
 
 
-async def add_fresh(turn: Turn, jobs: Sequence[Job], alike: bool) -> None:
+async def add_fresh(turn: Turn, jobs: Sequence[Job]) -> None:
     """Store jobs of which none is there. Raises ``Careful`` if that is not so."""
     keyed = [job for job in jobs if job.key is not None]
     if keyed and await take_keys(turn, keyed) != len(keyed):
         raise Careful
-    if await (_insert_alike if alike else _insert)(turn, jobs) != len(jobs):
+    if await _insert(turn, jobs) != len(jobs):
         raise Careful
-    # In a statement of its own: it sees what ended while the insert was on its way.
-    if await turn.fetch(_IN_ENDED, [job.id for job in jobs]):
-        raise Careful
+    await _check_ended(turn, [job.id for job in jobs])
 
 
-async def _insert_alike(turn: Turn, jobs: Sequence[Job]) -> int:
-    """The rows of jobs that differ in nothing but id and payload."""
-    first = jobs[0]
-    line = turn.lines.ids[first.queue, first.task]
-    turn.count(line, READY, len(jobs))
-    turn.tell(WORK, (first.queue,))
-    return await turn.execute(
-        _ALIKE,
-        [job.id for job in jobs],
-        [job.payload for job in jobs],
-        line,
-        turn.now,
-        opts_of(first),
-    )
+async def add_alike(turn: Turn, model: Job, ids: list[str], payloads: list[bytes]) -> None:
+    """``add_fresh`` for jobs that differ in nothing but id and payload, and are due at once."""
+    line = turn.lines.ids[model.queue, model.task]
+    turn.count(line, READY, len(ids))
+    turn.tell(WORK, (model.queue,))
+    try:
+        await turn.execute(_ALIKE, ids, payloads, line, turn.now, opts_of(model))
+    except asyncpg.UniqueViolationError:
+        raise Careful from None
+    await _check_ended(turn, ids)
+
+
+async def _check_ended(turn: Turn, ids: list[str]) -> None:
+    """In a statement of its own: it sees what ended while the insert was on its way.
+
+    Ids of ours are ordered by time, and nothing that was made just now has ended: one look is
+    enough for all of them.
+    """
+    if await turn.value(_MAYBE_ENDED, min(ids), max(ids)) and await turn.fetch(_IN_ENDED, ids):
+        raise Careful
 
 
 async def _insert(turn: Turn, jobs: Sequence[Job]) -> int:

@@ -14,10 +14,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from outlast.errors import EnqueueUncertain, OutlastError, StoreClosed
-from outlast.job import Added
-from outlast.limits import are_alike, is_plain
+from outlast.job import Added, Alike
+from outlast.limits import is_plain
 from outlast.stores.news import ENDED, EVERYWHERE
-from outlast.stores.postgres.adds import add_carefully, add_fresh
+from outlast.stores.postgres.adds import add_alike, add_carefully, add_fresh
 from outlast.stores.postgres.bell import Bell
 from outlast.stores.postgres.faults import Careful, Dropped, Refused, is_ours, mapped
 from outlast.stores.postgres.link import CLAIMING, SETTLING, Link
@@ -349,13 +349,20 @@ class _Group:
         self.compacts = False
         self._adds = [op for op in ops if op.jobs]
         self._settles = [op for op in ops if op.verdicts]
-        self._jobs = [job for op in self._adds for job in op.jobs]
+        self._model = _model_of(self._adds)
+        self._jobs: list[Job] = []
+        self._ids: list[list[str]] = []
+        if self._model is None:
+            self._jobs = [job for op in self._adds for job in op.jobs]
+        else:
+            self._ids = [_ids(op.jobs) for op in self._adds]
         self._verdicts = [verdict for op in self._settles for verdict in op.verdicts]
         self._added: list[list[Added]] = []
         self._lost: list[list[Lost]] = []
 
     def lines(self) -> set[tuple[str, str | None]]:
-        return lines_of(self._verdicts) | {(job.queue, job.task) for job in self._jobs}
+        jobs = self._jobs if self._model is None else (self._model,)
+        return lines_of(self._verdicts) | {(job.queue, job.task) for job in jobs}
 
     async def write(self, turn: Turn) -> None:
         self._lost = []
@@ -366,8 +373,12 @@ class _Group:
             if self._adds:
                 self._added = await add_carefully(turn, self._adds)
         else:
-            if self._jobs:
-                await add_fresh(turn, self._jobs, _alike(self._jobs))
+            if self._model is not None:
+                ids = [id_ for each in self._ids for id_ in each]
+                payloads = [each for op in self._adds for each in _payloads(op.jobs)]
+                await add_alike(turn, self._model, ids, payloads)
+            elif self._jobs:
+                await add_fresh(turn, self._jobs)
             if self._verdicts:
                 await settle(turn, self._verdicts, careful=False)
         if self.compacts:
@@ -376,7 +387,8 @@ class _Group:
     def answer(self) -> None:
         """Once it is committed."""
         if not self.careful:
-            self._added = [[Added(job.id) for job in op.jobs] for op in self._adds]
+            ids = self._ids or [[job.id for job in op.jobs] for op in self._adds]
+            self._added = [[Added(id_) for id_ in each] for each in ids]
             self._lost = [[] for _ in self._settles]
         for op, added in zip(self._adds, self._added, strict=True):
             op.answer = added
@@ -384,10 +396,20 @@ class _Group:
             op.answer = lost
 
 
-def _alike(jobs: Sequence[Job]) -> bool:
-    """Whether all of them differ in nothing but id and payload, and nothing is asked of them."""
-    first = jobs[0]
-    return is_plain(first) and all(are_alike(job, first) for job in jobs[1:])
+def _model_of(adds: Sequence[Op[Any]]) -> Job | None:
+    """The job that all of these are like but for id and payload, if nothing is asked of it."""
+    model = adds[0].model if adds else None
+    if model is None or not is_plain(model) or any(op.model is not model for op in adds):
+        return None
+    return model
+
+
+def _ids(jobs: Sequence[Job]) -> list[str]:
+    return list(jobs.ids) if type(jobs) is Alike else [job.id for job in jobs]
+
+
+def _payloads(jobs: Sequence[Job]) -> Sequence[bytes]:
+    return jobs.payloads if type(jobs) is Alike else [job.payload for job in jobs]
 
 
 def _both(

@@ -147,9 +147,8 @@ class Link:
             turn = Turn(connection, self._names, self._lines, *await self._time(connection))
             turn.epoch = self._epoch
             answer = await work(turn)
-            await turn.finish()
             committing = True
-            status = await connection.execute("COMMIT")
+            status = await connection.execute(turn.last_words())
             if status != "COMMIT":
                 raise StoreUnavailable(f"{self._address.shown}: the server answered {status}")
         except BaseException as error:

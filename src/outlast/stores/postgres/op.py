@@ -33,6 +33,7 @@ class Op(Reply[T]):
         "capacity",
         "fenced",
         "jobs",
+        "model",
         "promised",
         "reads",
         "revert",
@@ -46,6 +47,7 @@ class Op(Reply[T]):
         *,
         promised: bool = True,
         jobs: Sequence[Job] = (),
+        model: Job | None = None,
         capacity: int | None = None,
         verdicts: Sequence[Verdict] = (),
         after_reads: bool = False,
@@ -55,6 +57,7 @@ class Op(Reply[T]):
         self.work = work
         self.promised = promised
         self.jobs = jobs
+        self.model = model
         self.capacity = capacity
         self.verdicts = verdicts
         self.after_reads = after_reads

@@ -137,11 +137,11 @@ class PostgresStore(Stepped, Joinable, Moved, Served[Engine]):
     # -- the protocol
 
     def _add_op(self, jobs: Sequence[Job], capacity: int | None) -> Op[Sequence[Added]]:
-        check_jobs(jobs)
+        model = check_jobs(jobs)
         if capacity is not None:
             # Before the call: what happens while it is on its way is news to it.
             self._look(ROOM, sorted({job.queue for job in jobs}))
-        return Op(jobs=jobs, capacity=capacity)
+        return Op(jobs=jobs, model=model, capacity=capacity)
 
     def _claim_op(
         self,

@@ -28,10 +28,10 @@ _ADD_LINE = (
     " (SELECT 1 FROM @lines WHERE queue = $1 AND task IS NOT DISTINCT FROM $2)"
     " ON CONFLICT (queue, coalesce(task, '')) DO NOTHING"
 )
+_LOG_INTO = "INSERT INTO @changes (line, ready, delayed, running, done, dead, cancelled)"
 _LOG = (
-    "INSERT INTO @changes (line, ready, delayed, running, done, dead, cancelled)"
-    " SELECT * FROM unnest($1::int[], $2::int[], $3::int[], $4::int[], $5::int[], $6::int[],"
-    " $7::int[])"
+    f"{_LOG_INTO} SELECT * FROM unnest($1::int[], $2::int[], $3::int[], $4::int[], $5::int[],"
+    " $6::int[], $7::int[])"
 )
 _COLUMN = {WAITING: 1, READY: 0, HELD: 0, RUNNING: 2, DONE: 3, DEAD: 4, CANCELLED: 5}
 
@@ -122,9 +122,19 @@ class Turn:
         deltas = [self._deltas[line] for line in lines if line in self._deltas]
         return sum(delta[0] + delta[1] for delta in deltas)
 
+    def last_words(self) -> str:
+        """Writes down what was counted, and commits: one way to the server and not two."""
+        rows = [f"({line},{','.join(map(str, delta))})" for line, delta in self._counted()]
+        if not rows:
+            return "COMMIT"
+        return f"{self.names[_LOG_INTO]} VALUES {','.join(rows)}; COMMIT"
+
+    def _counted(self) -> list[tuple[int, list[int]]]:
+        return [(line, delta) for line, delta in self._deltas.items() if any(delta)]
+
     async def finish(self) -> None:
         """Write down what was counted; the last thing before COMMIT."""
-        rows = [(line, *delta) for line, delta in self._deltas.items() if any(delta)]
+        rows = [(line, *delta) for line, delta in self._counted()]
         if rows:
             # Lists: to psycopg a tuple is a row.
             columns = map(list, zip(*rows, strict=True))
