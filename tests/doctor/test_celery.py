@@ -7,10 +7,11 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
+import pika
 import pytest
 from celery import Celery
 from kombu import entity
-from tests.servers import RedisServer, free_port
+from tests.servers import RabbitServer, RedisServer, free_port, shared
 
 from outlast.doctor import Report, Severity
 from outlast.doctor.celery import Setup, examine, findings_of
@@ -227,3 +228,25 @@ def test_the_command(server: RedisServer, tmp_path: Path) -> None:
     assert "its Celery apps are" in run("celery", "shop:other").stderr
     assert run("celery", "shop:app", "--deep").returncode == 2
     assert run("celery").returncode == 2
+
+
+@pytest.mark.needs("rabbitmq")
+def test_a_real_rabbitmq() -> None:
+    """Its version is read and its queues are looked at; none is made or changed by that."""
+    node = shared(RabbitServer)
+    channel_of: Any = pika.BlockingConnection
+    with channel_of(pika.URLParameters(node.url())) as connection:
+        channel = connection.channel()
+        channel.queue_delete("doctored")
+        app = made(node.url(), task_default_queue="doctored")
+        report = examine(app)
+        assert report.reached
+        assert "guest:guest" not in report.url
+        assert found(report, "CE18") == (NOTE, "no queue doctored")
+        assert found(report, "CE19")[1].startswith("RabbitMQ 3.")
+        # With confirms, quorum and late acknowledgement, a task survives what it may.
+        assert (report.accepted, report.exit_code) == (Durability.POWER, 0)
+        channel.queue_declare("doctored", durable=True, arguments={"x-queue-type": "quorum"})
+        app.tasks["shop.add"].delay(1, 2)
+        assert found(examine(app), "CE18") == (OK, "doctored: 1 waiting")
+        channel.queue_delete("doctored")

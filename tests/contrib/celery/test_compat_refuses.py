@@ -121,9 +121,16 @@ def test_what_a_store_says_is_not_called(kind: str) -> None:
     assert isinstance(rebuilt(made(), kind, "text"), JobFailed)
 
 
+def test_what_is_absent_is_not_there_for_hasattr_either() -> None:
+    app = made()
+    assert not hasattr(app, "connection_for_read")
+    assert not hasattr(app.control, "ping")
+
+
 def test_exceptions_of_the_tasks_modules_come_back() -> None:
     app = made()
-    assert isinstance(rebuilt(app, "KeyError", "k"), KeyError)
+    assert rebuilt(app, "KeyError", repr("k")).args == KeyError("k").args
+    assert rebuilt(app, "KeyError", "no key (").args == ("no key (",)
     assert type(rebuilt(app, f"{__name__}.OwnError", "k")) is OwnError
 
 

@@ -87,6 +87,10 @@ SCHEMES = ("sqlite:", "postgres", "redis", "memory:", "valkey")
 HOUR = 3600.0
 
 
+class Absent(Unsupported, AttributeError):
+    """What Celery's classes have and ours don't; to ``hasattr`` it is just not there."""
+
+
 def get_task_logger(name: str) -> logging.Logger:
     return logging.getLogger(name)
 
@@ -153,7 +157,7 @@ class Celery:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
-        raise Unsupported(f"app.{name} is not there on outlast; docs/celery.md says what to use")
+        raise Absent(f"app.{name} is not there on outlast; docs/celery.md says what to use")
 
     @property
     def outlast(self) -> Engine:
@@ -476,7 +480,7 @@ class _Control:
         self._app.outlast.ask(lambda ledger: ledger.cancel(named))
 
     def __getattr__(self, name: str) -> Any:
-        raise Unsupported(
+        raise Absent(
             f"app.control.{name} is not there: use the commands of outlast: status, jobs, workers,"
             " pause, purge"
         )

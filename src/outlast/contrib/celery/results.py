@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import builtins
 import sys
 from typing import TYPE_CHECKING, Any
@@ -60,9 +61,17 @@ def rebuilt(app: Any, kind: str, message: str) -> BaseException:
         cls = getattr(home, name, None)
         if isinstance(cls, type) and issubclass(cls, Exception):
             made = cls.__new__(cls)
-            made.args = (message,)
+            made.args = (_key_of(message) if cls is KeyError else message,)
             return made
     return JobFailed(f"{kind}: {message}" if kind else message, None)
+
+
+def _key_of(message: str) -> Any:
+    """A ``KeyError`` says of its key what ``repr`` says."""
+    try:
+        return ast.literal_eval(message)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return message
 
 
 class AsyncResult:
