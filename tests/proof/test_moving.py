@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import signal
 from functools import partial
@@ -13,9 +14,12 @@ import pytest
 from tests.proof.processes import fork, in_child
 from tests.proof.stores import sqlite_store
 from tests.proof.vfs import watched
+from tests.servers import PostgresServer, RedisServer, shared
 
 from outlast.job import Failure, Job, Step, done, retry
 from outlast.moving import move
+from outlast.store import Durability
+from outlast.stores import connect
 from outlast.stores.sqlite.verify import verify
 
 if TYPE_CHECKING:
@@ -26,6 +30,7 @@ if TYPE_CHECKING:
 JOBS = 12
 BITE = 4
 REST = 1_000_000
+_numbers = itertools.count(1)
 
 
 class Killer:
@@ -36,17 +41,41 @@ class Killer:
 
     def before(self, op: Op) -> None:
         if op.kind in ("write", "sync", "truncate", "delete"):
-            self._left -= 1
-            if self._left == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
+            self.burn()
+
+    def burn(self) -> None:
+        self._left -= 1
+        if self._left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
 
     def after(self, op: Op) -> None:
         """Nothing to note."""
 
 
-async def fill(folder: Path) -> None:
+class Places:
+    """Where the jobs come from, and where they go; each opened in children alone."""
+
+    def __init__(self, folder: Path, kinds: str = "sqlite-sqlite", number: int = 0) -> None:
+        self.folder = folder
+        self._kinds = kinds.split("-")
+        self._number = number
+
+    def store(self, which: int, vfs: str | None = None) -> Any:
+        """From here, or to there; not open yet."""
+        kind = self._kinds[which]
+        if kind == "sqlite":
+            return sqlite_store(self.folder / ("from.db", "to.db")[which], vfs=vfs)
+        space = f"kill{self._number}"
+        if kind == "redis":
+            return connect(
+                shared(RedisServer).url(), namespace=space, durability=Durability.PROCESS
+            )
+        return connect(shared(PostgresServer).url(schema=space), durability=Durability.PROCESS)
+
+
+async def fill(places: Places) -> None:
     """Items, and tasks of which one has failed once and done a step."""
-    store = sqlite_store(folder / "from.db")
+    store = places.store(0)
     await store.open()
     await store.add([Job(id=f"item-{n:02}", queue="items", keep=0.0) for n in range(JOBS)])
     await store.add(
@@ -58,9 +87,9 @@ async def fill(folder: Path) -> None:
     await store.close()
 
 
-async def take_and_settle(folder: Path, name: str, limit: int) -> list[str]:
+async def take_and_settle(places: Places, which: int, limit: int) -> list[str]:
     """What can be claimed there is run, and gone; its ids."""
-    store = sqlite_store(folder / name)
+    store = places.store(which)
     await store.open()
     try:
         claims = await store.claim(["items", "default"], [None, "t"], limit, 60.0, "w")
@@ -74,34 +103,58 @@ async def take_and_settle(folder: Path, name: str, limit: int) -> list[str]:
         await store.close()
 
 
-async def run_a_few(folder: Path, limit: int) -> None:
+async def run_a_few(places: Places, limit: int) -> None:
     """Run what can be run, wherever that is: it must not be in both places."""
-    here = await take_and_settle(folder, "from.db", limit)
-    there = await take_and_settle(folder, "to.db", limit)
+    here = await take_and_settle(places, 0, limit)
+    there = await take_and_settle(places, 1, limit)
     assert not (here and there), f"runnable in both: {here} and {there}"
-    with open(folder / "ran", "a") as file:
+    with open(places.folder / "ran", "a") as file:
         file.writelines(f"{each}\n" for each in (*here, *there))
 
 
-async def move_once(folder: Path, vfs: str | None = None) -> None:
-    source = sqlite_store(folder / "from.db", vfs=vfs)
-    target = sqlite_store(folder / "to.db", vfs=vfs)
+async def move_once(places: Places, vfs: str | None = None, killer: Killer | None = None) -> None:
+    source, target = places.store(0, vfs), places.store(1, vfs)
     await source.open()
     await target.open()
+    if killer is not None:
+        for store in (source, target):
+            burn_at_calls(store, killer)
     await move(source, target, bite=BITE)
     await target.close()
     await source.close()
 
 
-def life(folder: Path, nth: int) -> None:
-    """A move that dies at its n-th write, unless it ends before."""
+def burn_at_calls(store: Any, killer: Killer) -> None:
+    """Each call of ``Movable`` is a write to a server: it may die before that, or behind."""
+    names = "departure depart stay pack discard expect arrived unpack unexpect"
+
+    def burning(real: Any) -> Any:
+        async def call(*values: Any) -> Any:
+            killer.burn()
+            answer = await real(*values)
+            killer.burn()
+            return answer
+
+        return call
+
+    for name in names.split():
+        setattr(store, name, burning(getattr(store, name)))
+
+
+def life(places: Places, nth: int) -> None:
+    """A move that dies at its n-th write to a file, unless it ends before."""
     with watched("proof-moving", Killer(nth)) as vfs:
-        asyncio.run(move_once(folder, vfs))
+        asyncio.run(move_once(places, vfs))
 
 
-def live(folder: Path, nth: int) -> bool:
+def life_by_calls(places: Places, nth: int) -> None:
+    """One that dies at a call of a store."""
+    asyncio.run(move_once(places, None, Killer(nth)))
+
+
+def live(body: Any, places: Places, nth: int) -> bool:
     """Whether such a life came to its end."""
-    child = fork(partial(life, folder, nth))
+    child = fork(partial(body, places, nth))
     try:
         code = child.wait(120.0)
     finally:
@@ -123,24 +176,47 @@ def look_through(folder: Path) -> None:
             connection.close()
 
 
+def kill_and_judge(body: Any, places: Places, nth: int, again: int) -> bool:
+    """Killed at the n-th, and once more on the way; whether the first came to its end."""
+    in_loop(fill, places)
+    ended = live(body, places, nth)
+    in_loop(run_a_few, places, 2)
+    live(body, places, again)
+    in_loop(run_a_few, places, 2)
+    in_loop(move_once, places)
+    in_loop(run_a_few, places, REST)
+    ran = (places.folder / "ran").read_text().split()
+    wanted = [f"item-{n:02}" for n in range(JOBS)] + [f"task-{n}" for n in range(3)]
+    assert sorted(ran) == wanted, f"killed at {nth}, then {again}"
+    assert [each for each in ran if each.startswith("item")] == wanted[:JOBS], "in their order"
+    return ended
+
+
 @pytest.mark.timeout(600)
 def test_killed_at_each_write(tmp_path: Path) -> None:
     nth, ended, killed = 0, False, 0
     while not ended:
-        nth += 3
+        nth += 4
         folder = tmp_path / str(nth)
         folder.mkdir()
-        in_loop(fill, folder)
-        ended = live(folder, nth)
-        killed += not ended
-        in_loop(run_a_few, folder, 2)
-        live(folder, 11 + nth % 17)
-        in_loop(run_a_few, folder, 2)
-        in_loop(move_once, folder)
-        in_loop(run_a_few, folder, REST)
-        ran = (folder / "ran").read_text().split()
-        wanted = [f"item-{n:02}" for n in range(JOBS)] + [f"task-{n}" for n in range(3)]
-        assert sorted(ran) == wanted, f"killed at write {nth}"
-        assert [each for each in ran if each.startswith("item")] == wanted[:JOBS], "in their order"
+        ended = kill_and_judge(life, Places(folder), nth, 11 + nth % 17)
         in_child(partial(look_through, folder), 120.0)
-    assert killed >= 15
+        killed += not ended
+    assert killed >= 10
+
+
+@pytest.mark.needs("servers", "redis")
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("kinds", ["sqlite-postgresql", "postgresql-redis", "redis-sqlite"])
+def test_killed_at_calls_of_servers(kinds: str, tmp_path: Path) -> None:
+    # Here, and not in a child that ends, is where the servers belong.
+    for kind, server in (("postgresql", PostgresServer), ("redis", RedisServer)):
+        if kind in kinds:
+            shared(server)
+    killed = 0
+    for n, nth in enumerate((7, 14, 22)):
+        folder = tmp_path / str(nth)
+        folder.mkdir()
+        places = Places(folder, kinds, next(_numbers))
+        killed += not kill_and_judge(life_by_calls, places, nth, 5 + n)
+    assert killed >= 2
