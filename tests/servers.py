@@ -263,9 +263,20 @@ class RabbitServer(Server):
             "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "+S 2:2 +sbwt none +sbwtdcpu none +sbwtdio none",
         }
 
-    def url(self, *, port: int | None = None, query: str = "", user: str = "guest:guest") -> str:
-        place = f"amqp://{user}@127.0.0.1:{port or self.port}/"
+    def url(
+        self, *, port: int | None = None, query: str = "", user: str = "guest:guest",
+        vhost: str = "",
+    ) -> str:  # fmt: skip
+        place = f"amqp://{user}@127.0.0.1:{port or self.port}/{vhost}"
         return place + (f"?{query}" if query else "")
+
+    def make_vhost(self, name: str) -> str:
+        """A new and empty part of the broker."""
+        self.evaluate(
+            f'rabbit_vhost:add(<<"{name}">>, <<"test">>), rabbit_auth_backend_internal:'
+            f'set_permissions(<<"guest">>, <<"{name}">>, <<".*">>, <<".*">>, <<".*">>, <<"test">>).'
+        )
+        return name
 
     def command(self) -> list[str]:
         return [str(_rabbit("rabbitmq-server"))]

@@ -123,7 +123,9 @@ def _param(kind: str) -> Any:
 
 
 @pytest.fixture(params=map(_param, KINDS))
-async def place(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Place]:
+async def place(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Place]:
     kind = request.param
     if kind == "sqlite" and not _has_sqlite():
         pytest.skip("NOT TESTED: outlast.stores.sqlite is not there")
@@ -138,6 +140,8 @@ async def place(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
         url = server.url()
     if kind == "rabbitmq":
         url = shared(RabbitServer).url()
+        # For a broker that dies within a moment, and here it doesn't.
+        monkeypatch.setattr("outlast.stores.rabbitmq.declaring.SETTLE", 0.0)
     place = Place(kind, url)
     yield place
     await place.close()

@@ -25,7 +25,7 @@ from outlast.job import Claim, Failure, Job, Lost, done, give_back, retry
 from outlast.job import dead as died
 from outlast.store import Durability
 from outlast.stores import connect
-from outlast.stores.rabbitmq import outbox
+from outlast.stores.rabbitmq import declaring, outbox
 from outlast.stores.rabbitmq.store import RabbitStore
 
 if TYPE_CHECKING:
@@ -39,7 +39,9 @@ _names = itertools.count(1)
 
 
 @pytest.fixture
-def server() -> RabbitServer:
+def server(monkeypatch: pytest.MonkeyPatch) -> RabbitServer:
+    # New queues are left alone for a moment in which the broker might die. Here it doesn't.
+    monkeypatch.setattr(declaring, "SETTLE", 0.0)
     return shared(RabbitServer)
 
 
@@ -214,12 +216,10 @@ async def test_delays_are_the_brokers_and_survive_the_program(
 ) -> None:
     async with opened(server, namespace) as store:
         began = time.time()
-        await store.add([job("soon", delay=0.9), job("later", delay=90 * 86400.0), job("now")])
-        assert ids(await take(store)) == ["now"]
+        await store.add([job("soon", delay=0.9), job("later", delay=90 * 86400.0)])
         await store.close()
         await store.open()
-        claims = await take(store, 2)
-        assert sorted(ids(claims)) == ["now", "soon"], "the first was never settled"
+        assert ids(await take(store)) == ["soon"]
         late = time.time() - began - 0.9
         assert 0.0 <= late < 30.0
         assert await nothing(store)
@@ -540,3 +540,18 @@ async def test_a_virtual_host_that_is_not_there(server: RabbitServer) -> None:
 async def test_more_than_power_is_not_promised(server: RabbitServer) -> None:
     with pytest.raises(DurabilityError, match="other nodes"):
         await connect(server.url(), durability=Durability.REPLICA).open()
+
+
+async def test_a_broker_that_dies_right_after_the_first_job(namespace: str) -> None:
+    """It writes down late what files belong to a new queue; nothing is confirmed before."""
+    server = RabbitServer()
+    server.start()
+    try:
+        async with opened(server, namespace) as store:
+            await store.add([job("a"), job("b", delay=0.1)])
+            server.kill()
+        server.start()
+        async with opened(server, namespace) as store:
+            assert sorted(ids(await take(store, 2))) == ["a", "b"]
+    finally:
+        server.remove()

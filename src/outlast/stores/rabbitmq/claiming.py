@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from outlast.stores.rabbitmq.engine import Engine
     from outlast.stores.rabbitmq.held import Held
     from outlast.stores.rabbitmq.op import Op
+    from outlast.stores.rabbitmq.topology import Place
     from outlast.stores.rabbitmq.work import Work
 
 __all__ = ["Claiming"]
@@ -43,6 +44,15 @@ class Claiming:
     ) -> None:
         engine.consume()
         seen = self._news.count(WORK, queues)
+        apart = engine.intake.apart.of(queues, tasks)
+        if apart is not None or engine.intake.apart.runs:
+            if apart is None or engine.intake.out:
+                op.answer = []  # until what runs has ended, that it may run alone
+                self._looked(queues, seen, enough=False)
+                engine.answer(op)
+            else:
+                engine.spawn(self._begin_apart(engine, op, apart, limit, worker))
+            return
         claims = self._take(engine, queues, tasks, limit, worker)
         if claims or engine.intake.knows(queues, tasks):
             self._looked(queues, seen, enough=len(claims) >= limit)
@@ -71,6 +81,18 @@ class Claiming:
             op.error = error
         engine.answer(op)
 
+    async def _begin_apart(
+        self, engine: Engine, op: Op[Sequence[Claim]], place: Place, limit: int, worker: str
+    ) -> None:
+        """One of those that were set apart, while nothing else is claimed."""
+        try:
+            held = await engine.intake.apart.fetch(place) if limit > 0 else None
+            op.answer = [] if held is None else self._claims(engine, [held], worker)
+        except Exception as error:
+            op.error = error
+        self._news.overlook(WORK, [place.queue])
+        engine.answer(op)
+
     def _take(
         self,
         engine: Engine,
@@ -84,16 +106,23 @@ class Claiming:
             helds = engine.intake.take(queues, tasks, limit - len(claims))
             if not helds:
                 break
-            for held in helds:
-                found = self._work.claim(held, worker)
-                if isinstance(found, Claim):
-                    held.claim = found
-                    claimed[found.receipt] = held
-                    claims.append(found)
-                elif found is None:
-                    engine.intake.acknowledge([held])
-                else:
-                    self._bury(engine, held, found)
+            claims += self._claims(engine, helds, worker)
+        return claims
+
+    def _claims(self, engine: Engine, helds: Sequence[Held], worker: str) -> list[Claim]:
+        claims = []
+        for held in helds:
+            found = self._work.claim(held, worker)
+            if isinstance(found, Claim):
+                held.claim = found
+                claimed[found.receipt] = held
+                claims.append(found)
+            elif found is None:
+                engine.intake.acknowledge([held])
+            elif found == "apart":
+                self._set_apart(engine, held)
+            else:
+                self._bury(engine, held, found)
         return claims
 
     def _looked(self, queues: Sequence[str], seen: Mapping[str, int], *, enough: bool) -> None:
@@ -116,6 +145,15 @@ class Claiming:
         _log.warning("a job of task %s is dead: %s", held.source.place.task, failure.message)
         batch = Batch(1, lambda batch: self._moved(engine, batch, [held]))
         engine.outbox.send(self._work.buried(held, failure, batch))
+
+    def _set_apart(self, engine: Engine, held: Held) -> None:
+        def moved(batch: Batch) -> None:
+            self._moved(engine, batch, [held])
+            engine.intake.there_is(posting.place)
+
+        batch = Batch(1, moved)
+        posting = self._work.set_apart(held, batch)
+        engine.outbox.send(posting)
 
     def _moved(self, engine: Engine, batch: Batch, helds: Sequence[Held]) -> None:
         """What could not be moved comes again when the connection ends."""

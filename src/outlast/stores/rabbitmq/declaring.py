@@ -13,6 +13,7 @@ from outlast.errors import ConfigurationError, DurabilityError
 from outlast.stores.rabbitmq.faults import mapped
 from outlast.stores.rabbitmq.topology import (
     DELIVER,
+    LINES,
     deliver_key,
     level_arguments,
     level_name,
@@ -33,6 +34,14 @@ __all__ = ["Declaring"]
 _log = logging.getLogger(__name__)
 
 _OTHER = re.compile(r"inequivalent arg '([^']+)'")
+SETTLE = 1.5
+"""Seconds until a queue that was just made is safe to use.
+
+RabbitMQ writes down which files are a quorum queue's own when nothing was declared for half a
+second, and not before: killed in that time, version 3.10 comes back with the queue, empty, and the
+messages that it had confirmed are gone. So nothing is sent to it until then; what tells is that it
+is bound, for somebody else may have made it.
+"""
 _MISSING, _MISMATCH = 404, 406
 _WEAK = {"x-queue-type", "x-max-priority", "durable", "auto_delete", "exclusive"}
 """Where these differ it is no durable quorum queue: those have no priorities that are declared."""
@@ -48,6 +57,8 @@ class Declaring:
         self._shown = shown
         self._channel: Channel | None = None
         self._known: set[str] = set()
+        self._unready: set[str] = set()
+        """Those that are there and not bound yet: somebody has just made them, or died over it."""
         self._levels = -1
         self._one = asyncio.Lock()
 
@@ -56,14 +67,16 @@ class Declaring:
         return name in self._known and level <= self._levels
 
     def forget(self, name: str) -> None:
-        """It turned out to be gone, and so may be anything."""
+        """A message came back: it is gone or was never ready, and so may be anything."""
         self._known.discard(name)
+        self._unready.add(name)
         self._levels = -1
 
     async def begin(self) -> None:
         """What everything else is bound to. Raises our errors."""
         async with self._one:
             raw = (await self._open()).raw
+            await self._say(raw.exchange_declare, LINES, "direct", durable=True)
             await self._say(raw.exchange_declare, DELIVER, "topic", durable=True)
             await self._say(raw.exchange_declare, self.news, "fanout", durable=True)
 
@@ -79,12 +92,21 @@ class Declaring:
                 made = not await self._exists(place.name)
                 await self._queue(place.dead, plain_arguments(self._version))
                 await self._queue(place.name, line_arguments(self._version, place.dead))
+            fresh = bool(made) or (made is False and place.name in self._unready)
+            new_levels = [each for each in range(level + 1) if each > self._levels]
+            missing = [each for each in new_levels if not await self._exists(level_name(each))]
+            for each in new_levels:
+                await self._level(each)
+        if fresh or missing:
+            await asyncio.sleep(SETTLE)
+        async with self._one:
+            if fresh:
                 raw = (await self._open()).raw
                 await self._say(raw.queue_bind, place.name, DELIVER, deliver_key(place.name))
-                self._known.add(place.name)
-            for each in range(self._levels + 1, level + 1):
-                await self._level(each)
-                self._levels = each
+                await self._say(raw.queue_bind, place.name, LINES, place.name)
+                self._unready.discard(place.name)
+            self._known.add(place.name)
+            self._levels = max(self._levels, level)
             return made
 
     async def _level(self, level: int) -> None:

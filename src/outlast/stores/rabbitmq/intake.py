@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 from pika.exceptions import AMQPError, ChannelClosed
 
 from outlast.errors import OutlastError, StoreUnavailable
+from outlast.stores.rabbitmq.apart import Apart
 from outlast.stores.rabbitmq.faults import mapped
 from outlast.stores.rabbitmq.held import Held, claimed
 from outlast.stores.rabbitmq.source import MOST, Source
-from outlast.stores.rabbitmq.topology import BANDS, Place, news_name
+from outlast.stores.rabbitmq.topology import ALONE, BANDS, Place, news_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Sequence
@@ -60,6 +61,7 @@ class Intake:
         self._all: set[Source] = set()
         """Those too whose queue is gone, for what was claimed from it."""
         self._orders: dict[tuple[Any, Any], list[list[Source]]] = {}
+        self.apart = Apart(self._made, self._open, self._deliver, shown)
         self._caught: set[Pair] = set()
         self._consuming: set[asyncio.Task[None]] = set()
         """Consumers that are about to begin."""
@@ -100,6 +102,7 @@ class Intake:
         for source in self._all:
             source.lost()
         self._all.clear()
+        self.apart.clear()
         self._sources.clear()
         self._orders.clear()
         self._caught.clear()
@@ -116,6 +119,7 @@ class Intake:
         held, mine = len(source.unacked), self._sources.get(source.place.name) is source
         source.lost()
         self._all.discard(source)
+        self.apart.lost(source)
         if mine:
             del self._sources[source.place.name]
             self._orders.clear()
@@ -202,6 +206,21 @@ class Intake:
         except AMQPError as error:
             raise mapped(error, self._shown) from error
 
+    def there_is(self, place: Place) -> None:
+        """Something was set apart there."""
+        self.apart.pending.add(place)
+        self._arrived({place.queue})
+
+    def _made(self, place: Place) -> Source:
+        source = Source(place)
+        self._all.add(source)
+        return source
+
+    @property
+    def out(self) -> int:
+        """How many are claimed, or on their way to somewhere else."""
+        return sum(len(source.unacked) - len(source.buffer) for source in self._all)
+
     def counts(self, queue: str) -> tuple[int, int]:
         """Of this queue: how many wait here, and how many are claimed."""
         mine = [source for source in self._sources.values() if source.place.queue == queue]
@@ -223,6 +242,9 @@ class Intake:
             source.acknowledge(mine)
             if source.detached and not source.unacked:
                 self._end(source)
+        if sources and self.apart.is_in_use and not self.out:
+            # Who waits to run alone may do so now, and after it the others.
+            self._arrived({source.place.queue for source in self._all})
 
     async def settled(self, helds: Iterable[Held] | None = None) -> None:
         """When the broker has read the acknowledgements of these. Raises our errors."""
@@ -284,6 +306,12 @@ class Intake:
     def _on_message(
         self, source: Source, _: Any, method: Any, properties: Any, body: bytes
     ) -> None:
+        self._deliver(source, method, properties, body)
+        if not self._rings:
+            asyncio.get_running_loop().call_soon(self._ring)
+        self._rings.add(source.place.queue)
+
+    def _deliver(self, source: Source, method: Any, properties: Any, body: bytes) -> None:
         headers = properties.headers
         crashes = int(headers.get("x-delivery-count", 0)) if headers else 0
         self._numbers += 1
@@ -291,9 +319,6 @@ class Intake:
         held = Held(source, method.delivery_tag, body, crashes, self._numbers, now)
         source.unacked[held.tag] = held
         source.buffer.append(held)
-        if not self._rings:
-            asyncio.get_running_loop().call_soon(self._ring)
-        self._rings.add(source.place.queue)
 
     def _ring(self) -> None:
         queues, self._rings = self._rings, set()
@@ -339,15 +364,15 @@ class Intake:
     def _found(self, place: Place) -> None:
         source = self._sources.get(place.name)
         if source is None:
-            source = self._sources[place.name] = Source(place)
-            self._all.add(source)
+            source = self._sources[place.name] = self._made(place)
             self._orders.clear()
         if source.tag is None:
             self._consume_soon(source)
 
     async def _look(self, pairs: Iterable[Pair]) -> None:
         """Consume from what there is of these lines."""
-        places = [Place.of(self._namespace, *pair, band) for pair in pairs for band in BANDS]
+        bands = (*BANDS, ALONE)
+        places = [Place.of(self._namespace, *pair, band) for pair in pairs for band in bands]
         await asyncio.gather(*(self._probe(place) for place in places))
 
     async def _probe(self, place: Place) -> None:
@@ -371,6 +396,10 @@ class Intake:
 
     def _check(self, place: Place, ready: int, consumers: int) -> None:
         """It exists. A consumer that gets nothing although there is something is none."""
+        if place.band == ALONE:
+            if ready:
+                self.there_is(place)
+            return
         source = self._sources.get(place.name)
         if source is not None and source.tag is not None and not (consumers or source.beginning):
             _log.warning("%s: %s is not consumed any more", self._shown, place.name)

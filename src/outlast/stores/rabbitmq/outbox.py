@@ -12,7 +12,7 @@ from pika.exceptions import AMQPError
 
 from outlast.errors import OutlastError, StoreUnavailable
 from outlast.stores.rabbitmq.declaring import Declaring
-from outlast.stores.rabbitmq.topology import delay_key, level_name
+from outlast.stores.rabbitmq.topology import LINES, delay_key, level_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -209,8 +209,9 @@ class Outbox:
             level, key = delay_key(posting.delay, posting.place.name)
             exchange = level_name(level)
         else:
-            level, exchange = -1, ""
-            key = posting.place.dead if posting.to_dead else posting.place.name
+            level, exchange, key = -1, LINES, posting.place.name
+            if posting.to_dead:
+                exchange, key = "", posting.place.dead
         needs = (posting.place.name, level)
         parked = self._parked.get(needs)
         if parked is not None:

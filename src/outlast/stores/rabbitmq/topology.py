@@ -15,9 +15,11 @@ from msgspec import Struct
 from outlast.errors import Unsupported
 
 __all__ = [
+    "ALONE",
     "BANDS",
     "DELIVER",
     "LEVELS",
+    "LINES",
     "UNIT",
     "Place",
     "band_of",
@@ -34,10 +36,14 @@ __all__ = [
 
 BANDS = ("!high", "", "!low")
 """From the most urgent on: priorities above 0, priority 0, and those below."""
+ALONE = "!alone"
+"""Jobs that came back too often: nobody is sent them, they are fetched one at a time."""
 UNIT = 0.125
 """Seconds that the lowest level of the ladder holds a message; each level twice as long."""
 LEVELS = 32
 """That makes 17 years."""
+LINES = "outlast/lines"
+"""The exchange that jobs are sent through. A line is bound to it once it is safe to use."""
 DELIVER = "outlast/deliver"
 """The exchange behind the ladder: each line is bound to it under its name."""
 LONGEST = 180

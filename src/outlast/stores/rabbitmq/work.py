@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from msgspec.structs import replace
 
@@ -11,7 +11,7 @@ from outlast.errors import DecodeError, Unsupported
 from outlast.job import Claim, Failure, Status
 from outlast.stores.rabbitmq.letters import Packer, State, read
 from outlast.stores.rabbitmq.outbox import Posting
-from outlast.stores.rabbitmq.topology import LEVELS, UNIT, Place, band_of
+from outlast.stores.rabbitmq.topology import ALONE, LEVELS, UNIT, Place, band_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -87,6 +87,7 @@ class Work:
         state = State(
             created_at=now if job.created_at is None else job.created_at,
             run_at=now + verdict.delay if verdict.delay else None,
+            expires_at=None if verdict.started else job.expires_at,
             attempt=job.attempt - (not verdict.started),
             failures=failures,
             crashes=crashes,
@@ -96,9 +97,9 @@ class Work:
         # As it was stored, not as it was claimed: that one is held to the broker's timeout.
         body = self._packer.pack(read(held.body)[0], state)
         delay = 0.0 if to_dead else verdict.delay
-        return Posting(
-            job.id, body, held.source.place, batch, delay=delay, to_dead=to_dead, mark=held
-        )
+        # A run that was no crash ends the suspicion; one that never started proves nothing.
+        place = self._place(job) if verdict.started else held.source.place
+        return Posting(job.id, body, place, batch, delay=delay, to_dead=to_dead, mark=held)
 
     def unclaimed(self, held: Held, batch: Batch) -> Posting:
         """What was delivered and not claimed, as if it had never been sent here."""
@@ -109,11 +110,16 @@ class Work:
             except DecodeError:
                 pass
             else:
-                state.crashes += held.crashes
-                state.attempt += held.crashes
-                state.fence += held.crashes
+                _count(state, held)
                 body = self._packer.pack(job, state)
         return Posting("", body, held.source.place, batch, mark=held)
+
+    def set_apart(self, held: Held, batch: Batch) -> Posting:
+        """What came back too often, to where it is fetched alone; it is counted anew there."""
+        job, state = read(held.body)
+        _count(state, held)
+        place = Place.of(self._namespace, job.queue, job.task, ALONE)
+        return Posting(job.id, self._packer.pack(job, state), place, batch, mark=held)
 
     def buried(self, held: Held, failure: Failure, batch: Batch) -> Posting:
         """What may not be given out any more, with the dead; unreadable, just as it is."""
@@ -123,9 +129,7 @@ class Work:
         except DecodeError:
             pass
         else:
-            state.attempt += held.crashes
-            state.crashes += held.crashes
-            state.fence += held.crashes
+            _count(state, held)
             state.failure = failure
             body, id = self._packer.pack(job, state), job.id
         return Posting(id, body, held.source.place, batch, to_dead=True, mark=held)
@@ -141,11 +145,12 @@ class Work:
 
     # -- and back
 
-    def claim(self, held: Held, worker: str) -> Claim | Failure | None:
-        """A claim on it; or why it must be buried; or None if its time is over.
+    def claim(self, held: Held, worker: str) -> Claim | Failure | Literal["apart"] | None:
+        """A claim on it; or why it must be buried; or that it must be set apart; or None: expired.
 
-        A job that came back without a word may have killed its worker, or just been beside one that
-        did. So the last time that it may, it runs alone, and is buried when that kills one too.
+        A job that came back without a word may have killed its worker, or just been sent to one
+        that died. So after the last but one time that it may it is set apart, and runs alone from
+        there: only what comes back from there is known to have killed a worker.
         """
         try:
             job, state = read(held.body)
@@ -154,19 +159,18 @@ class Work:
         now = self._clock.now()
         if job.expires_at is not None and job.expires_at <= now:
             return None
+        alone = held.source.place.band == ALONE
         crashes = job.crashes + held.crashes
-        most = None if job.max_crashes is None else max(2, job.max_crashes)
-        if most is not None and crashes >= most:
-            return Failure(
-                kind="crash",
-                message=f"{crashes} workers went away while they held it",
-            )
+        if alone and held.crashes and job.max_crashes is not None:
+            return Failure(kind="crash", message=f"{crashes} workers died while they held it")
+        if not alone and held.crashes and crashes >= max(1, (job.max_crashes or 3) - 1):
+            return "apart"
         job = replace(
             job,
             status=Status.RUNNING,
             attempt=job.attempt + held.crashes + 1,
             crashes=crashes,
-            suspect=crashes >= (2 if most is None else most - 1) and held.crashes > 0,
+            suspect=alone,
             worker=worker,
             started_at=now,
             timeout=self._timeout(job),
@@ -178,3 +182,10 @@ class Work:
             return job.timeout
         most = self._longest * MARGIN
         return most if job.timeout is None else min(job.timeout, most)
+
+
+def _count(state: State, held: Held) -> None:
+    """The broker's count begins anew with a new message: what it was goes into that."""
+    state.attempt += held.crashes
+    state.crashes += held.crashes
+    state.fence += held.crashes

@@ -1,0 +1,219 @@
+"""The cases that were seen on RabbitMQ, and those of all stores that a broker can meet."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+import sys
+import threading
+from collections import Counter
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tests.cases.program import NEW_KIND
+from tests.cases.rig import ROOT, Rig, scaled
+from tests.cases.test_c36_values import VALUES
+from tests.proof.patience import linger, until
+from tests.rabbit import channel, dead
+from tests.servers import RabbitServer, shared
+
+from outlast import Outlast
+from outlast.errors import StoreError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+pytestmark = pytest.mark.needs("rabbitmq")
+
+_names = itertools.count(1)
+
+
+@pytest.fixture
+def server() -> RabbitServer:
+    return shared(RabbitServer)
+
+
+@pytest.fixture
+def rig(tmp_path: Path, server: RabbitServer) -> Iterator[Rig]:
+    made = Rig(tmp_path, server.url(vhost=server.make_vhost(f"case{next(_names)}")))
+    yield made
+    made.close()
+
+
+def until_done(rig: Rig, ids: Sequence[str], seconds: float = 90.0) -> None:
+    """A broker keeps no outcomes: the tasks' own log tells."""
+    until(lambda: min(rig.ends(ids)) > 0, seconds, "all have ended")
+
+
+def delayed(server: RabbitServer, rig: Rig) -> int:
+    listed = server.ctl(
+        "list_queues", "-p", rig.url.rpartition("/")[2], "name", "messages", "--silent"
+    )
+    counts = dict(line.split("\t") for line in listed.splitlines() if "\t" in line)
+    return sum(int(many) for name, many in counts.items() if name.startswith("outlast/delay/"))
+
+
+def test_c01(rig: Rig) -> None:
+    """C01: a worker dies, and what it held is lost, or waits for half an hour."""
+    ids = rig.enqueue(*[("nap", 0.3) for _ in range(6)])
+    first = rig.start("-c", "3")
+    until(lambda: len(rig.said("start")) >= 3, 60.0, "three run")
+    rig.kill(first)
+    rig.start("-c", "3")
+    until_done(rig, ids)
+    assert rig.ends(ids) == [1] * 6
+
+
+def test_c15(rig: Rig, server: RabbitServer) -> None:
+    """C15: tasks that are due much later fill the worker, or hide those that are due now."""
+    many = scaled(100_000, 3_000)
+    for _ in range(many // 1000):
+        rig.enqueue(*[("instant", n) for n in range(1000)], delay=30 * 86400)
+    rig.start("-c", "2")
+    ids = rig.enqueue(*[("instant", n) for n in range(10)])
+    until_done(rig, ids)
+    assert rig.starts(ids) == [1] * 10
+    # The broker brings its own counts up to date every few seconds.
+    until(lambda: delayed(server, rig) == many, 60.0, "all are still held back", beat=1.0)
+    assert len(rig.said("start")) == 10
+
+
+def test_c32(rig: Rig, server: RabbitServer) -> None:
+    """C32: a task that kills its worker is redelivered for ever, or acknowledged and lost."""
+    before = rig.enqueue(*[("instant", n) for n in range(25)])
+    (poison,) = rig.enqueue(("kills",))
+    after = rig.enqueue(*[("instant", n) for n in range(25)])
+    rig.start("-c", "1")
+    until_done(rig, [*before, *after])
+    until(lambda: rig.starts([poison]) == [3], 60.0, "it has killed three workers")
+    buried: list[Any] = []
+
+    def is_buried() -> bool:
+        buried.extend(dead(rig.url, "default"))
+        return bool(buried)
+
+    until(is_buried, 60.0, "it is dead", beat=0.1)
+    [job] = buried
+    assert (job.id, job.crashes, job.failure.kind) == (poison, 3, "crash")
+    assert rig.starts([poison]) == [3]
+
+
+def test_c34(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """C34: a worker that lacks the code for a task deletes it."""
+    monkeypatch.setenv(NEW_KIND, "1")
+    new = rig.enqueue(*[("new-kind", n) for n in range(5)])
+    monkeypatch.delenv(NEW_KIND)
+    known = rig.enqueue(*[("instant", n) for n in range(10)])
+    rig.start("-c", "2")
+    until_done(rig, known)
+    linger(scaled(60.0, 1.0))
+    with channel(rig.url) as raw:
+        answer = raw.queue_declare("outlast/default/default/new-kind", passive=True)
+        assert answer.method.message_count == 5, "ready, with nobody who knows it"
+    rig.start("-c", "2", **{NEW_KIND: "1"})
+    until_done(rig, new)
+    assert (rig.starts(new), rig.ends(new)) == ([1] * 5, [1] * 5)
+
+
+async def test_c36(server: RabbitServer) -> None:
+    """C36: tuples arrive as lists, integer keys as strings, dates as datetimes."""
+    app = Outlast(server.url(), namespace=f"case{next(_names)}")
+    arrived: dict[int, Any] = {}
+    tasks = []
+    for number, (_, annotation) in enumerate(VALUES):
+
+        async def keep(it: Any, number: int = number) -> None:
+            arrived[number] = it
+
+        keep.__annotations__ = {"it": annotation, "number": int, "return": None}
+        tasks.append(app.task(name=f"keep{number}")(keep))
+    async with app, app.worker():
+        for task, (value, _) in zip(tasks, VALUES, strict=True):
+            await task.enqueue(value)
+        while len(arrived) < len(VALUES):
+            await app.store.wait(["nothing"], 0.01)
+    for number, (value, _) in enumerate(VALUES):
+        found = arrived[number]
+        assert (type(found), found, repr(found)) == (type(value), value, repr(value))
+
+
+def test_c51(rig: Rig, server: RabbitServer) -> None:
+    """C51: the password is shown in a message, a log, or a listing."""
+    secret = "S3cr3t!pw"
+    right = server.url(user="guest:guest")
+    wrong = right.replace("guest:guest", f"guest:{secret}")
+    away = wrong.replace(f":{server.port}", ":1")
+    said = ""
+    for url in (wrong, away):
+        for words in (["status"], ["doctor"], ["worker", "tests.cases.program:app"]):
+            done = subprocess.run(
+                [sys.executable, "-X", "dev", "-m", "outlast", *words],
+                cwd=ROOT,
+                env={**os.environ, "OUTLAST_URL": url},
+                capture_output=True,
+                text=True,
+                timeout=120,
+                check=False,
+            )
+            assert done.returncode != 0, words
+            said += done.stdout + done.stderr
+    assert "127.0.0.1" in said
+    for form in (secret, "S3cr3t%21pw"):
+        assert form not in said
+
+
+def test_c22(rig: Rig, server: RabbitServer) -> None:
+    """C22: after a restart of the broker the worker takes no more tasks, or exits."""
+    (first,) = rig.enqueue(("instant", 1))
+    worker = rig.start("-c", "2")
+    until_done(rig, [first])
+    pids = rig.members(worker)
+    for _ in range(scaled(5, 1)):
+        server.kill()
+        with pytest.raises(StoreError):
+            rig.enqueue(("instant", 2))
+        server.start()
+        ids = rig.enqueue(*[("instant", n) for n in range(10)])
+        until_done(rig, ids)
+        assert rig.ends(ids) == [1] * 10
+    assert rig.members(worker) == pids
+
+
+def _has(confirmed: Sequence[str], many: int) -> bool:
+    return len(confirmed) >= many
+
+
+def test_workers_and_the_broker_are_killed(rig: Rig, server: RabbitServer) -> None:
+    """Whatever dies in whichever order: what was confirmed ends."""
+    confirmed: list[str] = []
+    over = threading.Event()
+
+    def produce() -> None:
+        while not over.is_set():
+            try:
+                confirmed.extend(rig.enqueue(*[("instant", n) for n in range(5)]))
+            except StoreError:
+                continue
+
+    producer = threading.Thread(target=produce)
+    producer.start()
+    try:
+        for n in range(scaled(20, 2)):
+            worker = rig.start("-c", "4")
+            have = len(confirmed)
+            until(partial(_has, confirmed, have + 20), 60.0, "some are confirmed")
+            if n % 2:
+                server.kill()
+                server.start()
+            rig.kill(worker)
+    finally:
+        over.set()
+        producer.join()
+    rig.start("-c", "4")
+    until_done(rig, confirmed, 120.0)
+    repeats = Counter(rig.ends(confirmed))
+    assert min(repeats) >= 1
+    assert len(confirmed) == len(set(confirmed))
