@@ -322,6 +322,9 @@ class Outlast(Boxes):
         process, than the app was opened in.
         """
         await self._access.close()
+        if not self._access.in_use:
+            for hook in self.hooks:
+                await hook.app_closed()
 
     async def __aenter__(self) -> Self:
         await self.open()

@@ -45,6 +45,9 @@ class Hooks:
     def job_lost(self, job: Job) -> None:
         """The store refused what this worker had to say of the job: another one holds it."""
 
+    async def app_closed(self) -> None:
+        """The app whose ``hooks`` hold this was closed. Not told to hooks of one worker alone."""
+
     def loop_blocked(self, worker: str, seconds: float, stack: str) -> None:
         """The event loop has not turned for so long; where it stands. Called from a thread."""
 

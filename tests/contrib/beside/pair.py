@@ -7,8 +7,10 @@ import json
 import os
 import subprocess
 import sys
+from datetime import date, datetime  # noqa: TC003  read at run time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from uuid import UUID  # noqa: TC003  read at run time
 
 from celery import Celery, signature
 
@@ -90,8 +92,13 @@ class Pair:
             self.ran.append([*words, more])
             return [*words, more]
 
+        @app.task
+        async def when(moment: datetime, day: date, id: UUID, data: bytes) -> str:
+            self.ran.append([moment, day, id, data])
+            return moment.isoformat()
+
         app.celery_tasks(
-            {"add": add, "total": total, "boom": boom, "say": say},
+            {"add": add, "total": total, "boom": boom, "say": say, "when": when},
             broker=redis.url(),
             backend=redis.url(),
         )

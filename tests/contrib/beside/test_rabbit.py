@@ -126,7 +126,10 @@ async def test_a_queue_that_is_not_there(server: RabbitServer, tmp_path: Path) -
     with pika.BlockingConnection(pika.URLParameters(server.url())) as connection:
         connection.channel().queue_delete("later")
     async with app.worker():
-        handle = await app.celery("theirs.note", queue="later").enqueue(1)
+        # What shares a write with it is sent once, however often this one is tried.
+        beside_it = [app.celery("theirs.note", queue="theirs").call(n) for n in range(3)]
+        missing = app.celery("theirs.note", queue="later").call(1)
+        handle, *others = await app.enqueue_many([missing, *beside_it])
         async with asyncio.timeout(PATIENCE):
             while not (await handle.job()).failures:
                 await asyncio.sleep(0)
@@ -135,8 +138,11 @@ async def test_a_queue_that_is_not_there(server: RabbitServer, tmp_path: Path) -
         assert job.failure is not None
         assert "later" in job.failure.message
         with pika.BlockingConnection(pika.URLParameters(server.url())) as connection:
-            connection.channel().queue_declare("later", durable=True)
-        await handle.result(timeout=PATIENCE)
+            channel = connection.channel()
+            channel.queue_declare("later", durable=True)
+            for other in (handle, *others):
+                await other.result(timeout=PATIENCE)
+            assert channel.queue_declare("theirs", passive=True).method.message_count == 3
 
 
 async def test_what_was_taken_and_not_settled_comes_again(server: RabbitServer) -> None:

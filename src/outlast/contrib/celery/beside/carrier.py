@@ -62,10 +62,11 @@ class Broker(Protocol):
         """Let others have them, in their old place if there is one."""
         ...
 
-    async def send(self, calls: Sequence[Call]) -> None:
-        """Send messages; they are the broker's when this returns.
+    async def send(self, calls: Sequence[Call]) -> Sequence[BaseException | None]:
+        """Send messages; they are the broker's when this returns, but for those with an error.
 
-        One that was sent by us lately is not sent again, where the broker can tell.
+        One that was sent by us lately is not sent again, where the broker can tell. Raises if
+        none was sent, or nobody knows.
         """
         ...
 

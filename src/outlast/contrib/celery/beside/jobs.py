@@ -28,7 +28,7 @@ __all__ = ["DELIVERY", "Jobs", "job_id", "task_name"]
 
 DELIVERY = "celery-delivery"
 """The header in which a job carries what tells its message from any other."""
-TAIL = 16
+TAIL = 24
 """Characters that are kept free at the end of an id, for the jobs that follow from it."""
 
 _encode = msgspec.json.Encoder().encode

@@ -3,203 +3,194 @@
 from __future__ import annotations
 
 import asyncio
-import base64
+import logging
 from collections import deque
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pika
+from msgspec import Struct
+from pika.exceptions import AMQPError
 
+from outlast.clock import SystemClock
 from outlast.contrib.celery.beside.carrier import Taken
 from outlast.contrib.celery.beside.wire import Parcel, write
 from outlast.errors import StoreUnavailable
 from outlast.stores.rabbitmq.address import read
 from outlast.stores.rabbitmq.faults import mapped
+from outlast.stores.rabbitmq.link import dial
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from outlast.contrib.celery.beside.canvas import Part, Result, Size
     from outlast.contrib.celery.beside.wire import Call
+    from outlast.stores.rabbitmq.link import Channel, Link
 
 __all__ = ["RabbitBroker", "RpcBackend"]
 
-T = TypeVar("T")
+log = logging.getLogger(__name__)
 
-PREFETCH = 500
-"""Messages that the broker hands us ahead; it has them back when the connection ends."""
-HEARTBEAT = 300
-"""Seconds. It is answered when there is something to do, and the intake may rest for a while."""
+PREFETCH = 1000
+"""Messages of one queue that the broker hands out ahead of our acknowledging them."""
+CONFIRM = 30.0
+ABSENT = 5.0
+"""Seconds until a queue that was not there is asked for again."""
 
 _json = msgspec.json.Encoder(enc_hook=str).encode
 
 
-class _Link:
-    """One connection that blocks, in a thread of the event loop's; one call at a time."""
+class _Tag(Struct, frozen=True, gc=False):
+    channel: Any
+    number: int
+
+
+class _Publisher:
+    """A connection, and on it a channel on which the broker confirms."""
 
     def __init__(self, url: str) -> None:
-        scheme, _, rest = url.partition("://")
-        self._address = read(f"{'amqps' if scheme == 'amqps' else 'amqp'}://{rest}", {})
-        self._lock = asyncio.Lock()
-        self._connection: Any = None
-        self.epoch = 0
+        self._address = read(_ours(url), {})
+        self.shown = self._address.shown
+        self._link: Link | None = None
+        self._channel: Channel | None = None
+        self._waiting: dict[int, asyncio.Future[None]] = {}
+        self._by_id: dict[str, asyncio.Future[None]] = {}
+        self._sent = 0
+        self._dialing = asyncio.Lock()
 
-    async def run(self, call: Callable[[Any], T]) -> T:
-        """``call`` is given the connection. After an error it is another one, the next time."""
-        async with self._lock:
-            work = asyncio.ensure_future(asyncio.to_thread(self._guarded, call))
-            try:
-                return await asyncio.shield(work)
-            except asyncio.CancelledError:
-                # Nobody else may use the connection before the thread has left it.
-                await asyncio.wait((work,))
-                raise
+    async def link(self) -> Link:
+        """The connection, made anew if it has ended. Raises our errors."""
+        async with self._dialing:
+            if self._link is None or self._link.closed.done():
+                self._channel = None
+                self._link = await dial(self._address, "outlast beside Celery")
+            return self._link
 
-    def _guarded(self, call: Callable[[Any], T]) -> T:
+    async def channel(self) -> Channel:
+        link = await self.link()
+        if self._channel is None or self._channel.closed.done():
+            self._fail(StoreUnavailable(f"{self.shown}: the connection was lost"))
+            channel = await link.channel()
+            channel.raw.add_on_return_callback(self._on_return)
+            await channel.ask(channel.raw.confirm_delivery, self._on_confirm)
+            self._sent = 0
+            self._channel = channel
+        return self._channel
+
+    async def publish(
+        self, messages: Iterable[tuple[str, bytes, pika.BasicProperties]], *, mandatory: bool
+    ) -> Sequence[BaseException | None]:
+        """To queues by their names; what became of each. Raises our errors if nobody knows."""
+        channel = await self.channel()
+        loop = asyncio.get_running_loop()
+        waiting: list[asyncio.Future[None]] = []
         try:
-            if self._connection is None:
-                parameters = self._address.parameters("outlast beside Celery")
-                parameters.heartbeat = HEARTBEAT
-                self._connection = pika.BlockingConnection(parameters)
-                self.epoch += 1
-            return call(self._connection)
-        except Exception as error:
-            self._drop()
-            if isinstance(error, StoreUnavailable):
-                raise
-            raise mapped(error, self._address.shown) from error
+            for queue, body, properties in messages:
+                channel.raw.basic_publish("", queue, body, properties, mandatory=mandatory)
+                self._sent += 1
+                confirmed: asyncio.Future[None] = loop.create_future()
+                self._waiting[self._sent] = self._by_id[properties.correlation_id] = confirmed
+                waiting.append(confirmed)
+        except AMQPError as error:
+            raise mapped(error, self.shown) from error
+        if not waiting:
+            return ()
+        lost = asyncio.ensure_future(asyncio.wait((channel.closed,)))
+        everything = asyncio.gather(*waiting, return_exceptions=True)
+        try:
+            await asyncio.wait((everything, lost), timeout=CONFIRM, return_when="FIRST_COMPLETED")
+            if not everything.done():
+                raise StoreUnavailable(f"{self.shown}: it did not confirm what was sent")
+            return everything.result()
+        finally:
+            lost.cancel()
+            everything.cancel()
+            self._by_id.clear()
+
+    def _on_confirm(self, frame: Any) -> None:
+        method = frame.method
+        last = method.delivery_tag
+        tags = [tag for tag in self._waiting if tag <= last] if method.multiple else [last]
+        for tag in tags:
+            future = self._waiting.pop(tag, None)
+            if future is None or future.done():
+                continue
+            if isinstance(method, pika.spec.Basic.Ack):
+                future.set_result(None)
+            else:
+                future.set_exception(StoreUnavailable(f"{self.shown}: it refused a message"))
+
+    def _on_return(self, _: Any, method: Any, properties: Any, body: bytes) -> None:
+        # Its confirm comes right after, and says nothing of this.
+        text = f"{self.shown}: there is no queue {method.routing_key!r}; Celery declares its own"
+        future = self._by_id.get(properties.correlation_id)
+        if future is not None and not future.done():
+            future.set_exception(StoreUnavailable(text))
+
+    def _fail(self, error: Exception) -> None:
+        waiting, self._waiting = self._waiting, {}
+        for future in waiting.values():
+            if not future.done():
+                future.set_exception(error)
+                future.exception()
 
     async def close(self) -> None:
-        async with self._lock:
-            # At once and not in a thread: the event loop may be about to end.
-            self._drop()
-
-    def _drop(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None and connection.is_open:
-            try:
-                connection.close()
-            except Exception as error:
-                raise mapped(error, self._address.shown) from error
+        link, self._link = self._link, None
+        if link is not None:
+            await link.close()
 
 
-class RabbitBroker:
-    """No queue is ever declared: what is there is used, and what isn't there is an error."""
-
-    def __init__(self, url: str, options: Mapping[str, Any]) -> None:
-        self._in, self._out = _Link(url), _Link(url)
-        self._channel: Any = None
-        self._epoch = 0
-        self._waiting: deque[Taken] = deque()
-        self._sending: tuple[int, Any] = (0, None)
-
-    def priority(self, given: int | None) -> int:
-        return min(max(given or 0, 0), 100)
-
-    async def take(
-        self, queues: Sequence[str], limit: int, left: float | None = None
-    ) -> Sequence[Taken]:
-        def take(connection: Any) -> list[Taken]:
-            if self._epoch != self._in.epoch:
-                self._consume(connection, queues)
-            connection.process_data_events(time_limit=0)
-            if not self._channel.is_open:
-                raise StoreUnavailable("Celery's RabbitMQ has closed our channel")
-            count = min(limit, len(self._waiting))
-            return [self._waiting.popleft() for _ in range(count)]
-
-        return await self._in.run(take)
-
-    def _consume(self, connection: Any, queues: Sequence[str]) -> None:
-        """On a new connection; what the old one held is the broker's again."""
-        self._waiting.clear()
-        self._channel = connection.channel()
-        self._channel.basic_qos(prefetch_count=PREFETCH)
-        for queue in queues:
-            self._channel.basic_consume(queue, self._hear(queue, self._in.epoch))
-        self._epoch = self._in.epoch
-
-    def _hear(self, queue: str, epoch: int) -> Any:
-        def heard(channel: Any, method: Any, properties: Any, body: bytes) -> None:
-            parcel = Parcel(
-                body=body,
-                content_type=properties.content_type or "application/json",
-                content_encoding=properties.content_encoding or "utf-8",
-                headers=_plain(properties.headers),
-                properties=_plain(
-                    {
-                        "correlation_id": properties.correlation_id,
-                        "reply_to": properties.reply_to,
-                        "priority": properties.priority,
-                    }
-                ),
-            )
-            raw = {
-                "headers": parcel.headers,
-                "properties": parcel.properties,
-                "content-type": properties.content_type,
-                "content-encoding": properties.content_encoding,
-                "body": base64.b64encode(body).decode(),
-            }
-            tag = epoch, method.delivery_tag
-            self._waiting.append(
-                Taken(tag=tag, raw=_json(raw), queue=queue, parcel=parcel, again=method.redelivered)
-            )
-
-        return heard
-
-    async def settle(self, taken: Sequence[Taken]) -> None:
-        await self._answer(taken, lambda channel, tag: channel.basic_ack(tag))
-
-    async def give_back(self, taken: Sequence[Taken]) -> None:
-        await self._answer(taken, lambda channel, tag: channel.basic_nack(tag, requeue=True))
-
-    async def _answer(self, taken: Sequence[Taken], answer: Callable[[Any, int], None]) -> None:
-        def tell(connection: Any) -> None:
-            for one in taken:
-                epoch, tag = one.tag
-                # Of an earlier connection: the broker has it again, and its id tells what it is.
-                if epoch == self._in.epoch == self._epoch:
-                    answer(self._channel, tag)
-            connection.process_data_events(time_limit=0)
-
-        await self._in.run(tell)
-
-    async def send(self, calls: Sequence[Call]) -> None:
-        def send(connection: Any) -> None:
-            epoch, channel = self._sending
-            if epoch != self._out.epoch:
-                channel = connection.channel()
-                channel.confirm_delivery()
-                self._sending = self._out.epoch, channel
-            for call in calls:
-                _publish(channel, call)
-
-        await self._out.run(send)
-
-    async def close(self) -> None:
-        await self._in.close()
-        await self._out.close()
+def _ours(url: str) -> str:
+    """``pyamqp`` and ``librabbitmq`` are names that kombu has for the same protocol."""
+    scheme, colon, rest = url.partition(":")
+    return f"{'amqps' if scheme == 'amqps' else 'amqp'}{colon}{rest}"
 
 
-def _publish(channel: Any, call: Call) -> None:
-    parcel = write(call)
-    properties = pika.BasicProperties(
-        content_type=parcel.content_type,
-        content_encoding=parcel.content_encoding,
-        headers=parcel.headers,
-        delivery_mode=2,
-        priority=call.priority,
-        correlation_id=call.id,
-        reply_to=call.reply_to,
-    )
-    try:
-        channel.basic_publish("", call.queue, parcel.body, properties, mandatory=True)
-    except (pika.exceptions.UnroutableError, pika.exceptions.NackError) as error:
-        raise StoreUnavailable(
-            f"Celery's RabbitMQ takes no message for queue {call.queue!r}: is it there, and has it"
-            f" room? ({type(error).__name__})"
-        ) from error
+class _Line:
+    """One queue that is consumed, on a channel of its own: what goes wrong there stays there."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.ready: deque[Taken] = deque()
+        self.channel: Channel | None = None
+        self.absent_until = 0.0
+
+    @property
+    def is_open(self) -> bool:
+        return self.channel is not None and not self.channel.closed.done()
+
+    async def open(self, link: Link, shown: str) -> None:
+        """Consume it as it is. It is not declared: if it isn't there, it is asked for later."""
+        self.ready.clear()
+        channel = await link.channel()
+        try:
+            await channel.ask(channel.raw.basic_qos, prefetch_count=PREFETCH)
+            await channel.ask(channel.raw.basic_consume, self.name, self._on_message)
+        except AMQPError as error:
+            self.absent_until = asyncio.get_running_loop().time() + ABSENT
+            if getattr(error, "reply_code", None) != 404:
+                raise mapped(error, shown) from error
+            log.warning("%s: there is no queue %r yet; Celery declares its own", shown, self.name)
+            return
+        self.channel = channel
+
+    def _on_message(self, raw: Any, method: Any, properties: Any, body: bytes) -> None:
+        parcel = Parcel(
+            body=body,
+            content_type=properties.content_type or "application/json",
+            content_encoding=properties.content_encoding or "utf-8",
+            headers=_plain(properties.headers),
+            properties=_plain(
+                {
+                    "correlation_id": properties.correlation_id,
+                    "reply_to": properties.reply_to,
+                    "priority": properties.priority,
+                }
+            ),
+        )
+        tag = _Tag(raw, method.delivery_tag)
+        again = bool(method.redelivered)
+        self.ready.append(Taken(tag=tag, raw=body, queue=self.name, parcel=parcel, again=again))
 
 
 def _plain(found: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -208,39 +199,100 @@ def _plain(found: Mapping[str, Any] | None) -> dict[str, Any]:
     return kept
 
 
-class RpcBackend:
-    """Results as messages to the queue that the caller named. Chords have no place there."""
+class RabbitBroker:
+    """What is unacknowledged when we die goes back by itself, and is known by its id."""
 
-    def __init__(self, url: str) -> None:
-        self._link = _Link(url)
-        self._sending: tuple[int, Any] = (0, None)
+    def __init__(self, url: str, options: Mapping[str, Any]) -> None:
+        self._publisher = _Publisher(url)
+        self._lines: dict[str, _Line] = {}
+        self._clock = SystemClock()
 
-    async def store(self, results: Sequence[Result], sizes: Sequence[Size]) -> None:
-        def send(connection: Any) -> None:
-            epoch, channel = self._sending
-            if epoch != self._link.epoch:
-                channel = connection.channel()
-                channel.confirm_delivery()
-                self._sending = self._link.epoch, channel
-            for result in results:
-                if not result.reply_to:
-                    continue
-                properties = pika.BasicProperties(
-                    content_type="application/json",
-                    content_encoding="utf-8",
-                    delivery_mode=1,
-                    correlation_id=result.id,
-                )
-                # Not mandatory: the caller may be gone by now, and his queue with him.
-                channel.basic_publish("", result.reply_to, _json(result.document), properties)
+    def priority(self, given: int | None) -> int:
+        return min(max(given or 0, 0), 100)
 
-        await self._link.run(send)
+    async def take(
+        self, queues: Sequence[str], limit: int, left: float | None = None
+    ) -> Sequence[Taken]:
+        taken: list[Taken] = []
+        for name in queues:
+            line = self._lines.setdefault(name, _Line(name))
+            if not line.is_open and asyncio.get_running_loop().time() >= line.absent_until:
+                await line.open(await self._publisher.link(), self._publisher.shown)
+            while line.ready and len(taken) < limit:
+                taken.append(line.ready.popleft())
+        if not taken:
+            # Whoever asks again at once lets the connection speak meanwhile.
+            await self._clock.sleep(0)
+        return taken
 
-    async def part(self, part: Part) -> Sequence[Any] | None:
-        return None
+    async def settle(self, taken: Sequence[Taken]) -> None:
+        # Handed out in order and taken in order: the last one stands for all before it.
+        last = {id(one.tag.channel): one.tag for one in taken}
+        for tag in last.values():
+            self._answer(tag.channel.basic_ack, tag, multiple=True)
 
-    async def finish(self, group: str) -> None:
-        return None
+    async def give_back(self, taken: Sequence[Taken]) -> None:
+        for one in taken:
+            self._answer(one.tag.channel.basic_nack, one.tag, requeue=True)
+
+    def _answer(self, call: Any, tag: _Tag, **more: bool) -> None:
+        try:
+            call(tag.number, **more)
+        except AMQPError as error:
+            # The broker gives it out again, and it is found to be stored.
+            log.info("%s: a message could not be settled: %s", self._publisher.shown, error)
+
+    async def send(self, calls: Sequence[Call]) -> Sequence[BaseException | None]:
+        return await self._publisher.publish(map(_letter, calls), mandatory=True)
 
     async def close(self) -> None:
-        await self._link.close()
+        self._lines.clear()
+        await self._publisher.close()
+
+
+def _letter(call: Call) -> tuple[str, bytes, pika.BasicProperties]:
+    parcel = write(call)
+    properties = pika.BasicProperties(
+        content_type=parcel.content_type,
+        content_encoding=parcel.content_encoding,
+        headers=parcel.headers,
+        correlation_id=call.id,
+        reply_to=call.reply_to,
+        delivery_mode=2,
+        priority=min(max(call.priority or 0, 0), 255),
+    )
+    return call.queue, bytes(parcel.body), properties
+
+
+class RpcBackend:
+    """``rpc://``: results are messages to whoever waits. It can't count the parts of a chord."""
+
+    def __init__(self, url: str) -> None:
+        self._publisher = _Publisher(url)
+
+    async def store(self, results: Sequence[Result], sizes: Sequence[Size]) -> None:
+        letters = []
+        for result in results:
+            if not result.reply_to:
+                continue
+            properties = pika.BasicProperties(
+                content_type="application/json",
+                content_encoding="utf-8",
+                correlation_id=result.id,
+                delivery_mode=1,
+            )
+            letters.append((result.reply_to, _json(result.document), properties))
+        # Who doesn't wait any more has no queue any more.
+        await self._publisher.publish(letters, mandatory=False)
+
+    async def part(self, part: Part) -> Sequence[Any] | None:
+        log.error(
+            "chord %s: rpc:// can't count its parts, with Celery's workers neither; use a Redis "
+            "as result backend", part.group,
+        )  # fmt: skip
+        return None
+
+    async def finish(self, group: str) -> None: ...
+
+    async def close(self) -> None:
+        await self._publisher.close()

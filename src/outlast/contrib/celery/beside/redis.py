@@ -245,7 +245,7 @@ class RedisBroker:
         with self._link.mapped():
             await self._back(keys=keys, args=told)
 
-    async def send(self, calls: Sequence[Call]) -> None:
+    async def send(self, calls: Sequence[Call]) -> Sequence[BaseException | None]:
         keys: list[str] = []
         told: list[Any] = [REMEMBERED]
         for call in calls:
@@ -254,6 +254,7 @@ class RedisBroker:
             told.append(self._sealed(call))
         with self._link.mapped():
             await self._send(keys=keys, args=told)
+        return [None] * len(calls)
 
     def _sealed(self, call: Call) -> bytes:
         parcel = write(call)

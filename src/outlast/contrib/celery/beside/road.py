@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import logging
 from datetime import UTC, datetime
@@ -20,7 +19,7 @@ from outlast.contrib.celery.beside.bodies import Refused
 from outlast.contrib.celery.beside.canvas import End
 from outlast.contrib.celery.beside.carrier import open_backend, open_broker
 from outlast.contrib.celery.beside.intake import Intake
-from outlast.contrib.celery.beside.jobs import TAIL, Jobs, task_name
+from outlast.contrib.celery.beside.jobs import Jobs, task_name
 from outlast.contrib.celery.beside.sending import Sender, Sending
 from outlast.contrib.celery.beside.wire import Call
 from outlast.errors import ConfigurationError
@@ -112,7 +111,7 @@ class Road(Hooks):
     def other_id(self, id_: str, delivery: str | None) -> str:
         """An id for another call that was given an id which is taken."""
         told = self._chance.uuid7() if delivery is None else delivery
-        return f"{id_}+{hashlib.sha256(told.encode()).hexdigest()[: TAIL - 6]}"
+        return f"{id_}+{hashlib.sha256(told.encode()).hexdigest()[:10]}"
 
     # -- what runs here
 
@@ -275,9 +274,11 @@ class Road(Hooks):
 
     def worker_stopped(self, worker: str) -> None:
         self._intakes.pop(worker, None)
-        if not self._intakes and self._sending is not None:
-            sending, self._sending = self._sending, None
-            self._closing = asyncio.ensure_future(sending.close())
+
+    async def app_closed(self) -> None:
+        sending, self._sending = self._sending, None
+        if sending is not None:
+            await sending.close()
 
 
 def _model(task: Task[..., Any]) -> Job:

@@ -61,35 +61,33 @@ class Sending:
     async def _write(self) -> None:
         while self._waiting:
             batch, self._waiting = self._waiting[:MOST], self._waiting[MOST:]
-            ends = [end for end, _ in batch]
-            error: BaseException | None = None
+            errors: list[BaseException | None]
             try:
-                await self._write_all(ends)
-            except BaseException as wrong:
-                error = wrong
-            for _, told in batch:
+                errors = await self._write_all([end for end, _ in batch])
+            except Exception as error:
+                errors = [error] * len(batch)
+            for (_, told), wrong in zip(batch, errors, strict=True):
                 if told.done():
                     continue
-                if error is None:
+                if wrong is None:
                     told.set_result(None)
                 else:
-                    told.set_exception(error)
-            if error is not None and not isinstance(error, Exception):
-                raise error
+                    told.set_exception(wrong)
         self._writing = None
 
-    async def _write_all(self, ends: list[canvas.End]) -> None:
+    async def _write_all(self, ends: list[canvas.End]) -> list[BaseException | None]:
+        """What became of each. Raises if that is the same for all."""
         results = [one for end in ends for one in end.results]
         sizes = [one for end in ends for one in end.sizes]
+        if self._backend is not None and (results or sizes):
+            await self._backend.store(results, sizes)
         calls = [
             one if one.queue else replace(one, queue=self._route(one.task))
             for end in ends
             for one in end.calls
         ]
-        if self._backend is not None and (results or sizes):
-            await self._backend.store(results, sizes)
-        if calls:
-            await self.broker.send(calls)
+        outcomes = iter(await self.broker.send(calls) if calls else ())
+        return [next(filter(None, [next(outcomes) for _ in end.calls]), None) for end in ends]
 
     async def close(self) -> None:
         await self.broker.close()
