@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from celery import chain, group
 from tests.cases.rig import scaled
 from tests.contrib.kombu.rig import PATIENCE, Rig
 from tests.contrib.kombu.store import look, outlast
@@ -109,6 +110,20 @@ def test_c49_purge_takes_what_waits_and_nothing_else(rig: Rig) -> None:
     assert rig.stop(worker) == 0
     assert rig.ends() == [1]
     assert look(rig, "a")[0].live == 0
+
+
+def test_a_group_inside_a_chord_needs_no_second_process(rig: Rig) -> None:
+    """Celery counts groups there, and would wait in the worker for what only it can run."""
+    rig.backend = rig.broker
+    rig.worker("-P", "solo")
+
+    def step(number: int) -> Any:
+        return rig.app.signature("note", args=(number,), immutable=True)
+
+    inner = chain(step(3), group(step(4), step(5)))
+    whole = chain(step(1), group(step(2), inner), step(6))
+    assert whole.apply_async().get(timeout=PATIENCE) == 6
+    assert sorted(rig.ends()) == [1, 2, 3, 4, 5, 6]
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")

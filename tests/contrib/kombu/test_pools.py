@@ -38,6 +38,20 @@ def test_greenlets(rig: Rig) -> None:
     assert look(rig)[0].live == 0
 
 
+def test_greenlets_and_a_server_are_refused(tmp_path: Path) -> None:
+    program = (
+        "from gevent import monkey; monkey.patch_all()\n"
+        "import outlast.contrib.kombu, kombu\n"
+        "kombu.Connection('outlast+postgresql://me:S3cr3t@127.0.0.1:1/x').connect()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert "Unsupported" in done.stderr
+    assert "outlast+sqlite" in done.stderr
+    assert "S3cr3t" not in done.stderr.replace(program, "")
+
+
 def test_greenlets_that_are_killed_lose_nothing(rig: Rig) -> None:
     victim = rig.worker("-c", "4", "-P", "gevent", name="victim")
     for number in range(6):

@@ -8,6 +8,8 @@ import os
 import threading
 from typing import TYPE_CHECKING, ClassVar, Protocol, cast
 
+from kombu.utils.compat import detect_environment
+
 from outlast import lifeline
 from outlast.chance import SystemChance
 from outlast.clock import SystemClock
@@ -15,7 +17,7 @@ from outlast.contrib.kombu.calls import finish
 from outlast.contrib.kombu.hands import LOCAL, Hands
 from outlast.contrib.kombu.places import Places
 from outlast.contrib.kombu.shelves import shelf_of
-from outlast.errors import EnqueueUncertain
+from outlast.errors import EnqueueUncertain, Unsupported
 from outlast.store import Direct, Ledger, Store
 from outlast.stores import connect
 
@@ -67,6 +69,11 @@ class Shared:
     def take(cls, url: str, namespace: str = NAMESPACE) -> Shared:
         """The store behind a URL, open. Whoever takes it has to ``leave`` it."""
         store = cast("Whole", connect(url, namespace=namespace))
+        if detect_environment() != "default" and not store.url.startswith(LOCAL):
+            raise Unsupported(
+                f"{store.url} needs an event loop in a thread of its own, which greenlets don't "
+                "have: use outlast+sqlite, or the prefork or threads pool"
+            )
         cls._watch()
         with cls._lock:
             key = (os.getpid(), store.url, namespace)
