@@ -210,6 +210,8 @@ class chain(Signature):
         for task in tasks:
             _append(steps, task)
         self["kwargs"]["tasks"] = steps
+        if app is None and steps:
+            self._app = steps[0]._app
 
     @property
     def tasks(self) -> list[Signature]:

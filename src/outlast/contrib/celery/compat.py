@@ -188,8 +188,14 @@ class Celery:
     def tasks(self) -> dict[str, Task]:
         return self._registry
 
-    def gen_task_name(self, fn: Callable[..., Any], module: str | None = None) -> str:
-        return default_name(fn)
+    def gen_task_name(self, name: str, module: str) -> str:
+        """The name of a task that was given none; to be overridden."""
+        return f"{module}.{name}"
+
+    def name_of(self, fn: Callable[..., Any]) -> str:
+        """The name of the task that a function is to be."""
+        module, _, name = default_name(fn).rpartition(".")
+        return self.gen_task_name(name, module)
 
     def task(self, *args: Any, **options: Any) -> Any:
         """Make a task of a function, with or without options."""
@@ -201,7 +207,7 @@ class Celery:
 
     def _task(self, fn: Callable[..., Any], given: dict[str, Any]) -> Task:
         options = {name: value for name, value in given.items() if name not in GRANTED}
-        name = options.pop("name", None) or self.gen_task_name(fn)
+        name = options.pop("name", None) or self.name_of(fn)
         if name in self._registry:
             return self._registry[name]
         base = options.pop("base", None) or self.Task

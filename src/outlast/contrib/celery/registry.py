@@ -46,7 +46,7 @@ class _Shared:
 
     def _task(self) -> Any:
         app = current_app()
-        name = self._options.get("name") or app.gen_task_name(self.__wrapped__)
+        name = self._options.get("name") or app.name_of(self.__wrapped__)
         return app.tasks[name]
 
     def __getattr__(self, name: str) -> Any:

@@ -1,0 +1,175 @@
+"""What a task can do while it runs, and what can be done to it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from outlast.contrib.celery.compat import (
+    Celery,
+    Ignore,
+    MaxRetriesExceededError,
+    Reject,
+    TaskRevokedError,
+    chain,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+PATIENCE = 60
+
+
+@pytest.fixture
+def app(request: pytest.FixtureRequest) -> Any:
+    name = request.node.name.replace("_", "-")[:60]
+    return Celery("shop", broker=f"memory://{name}", set_as_current=False)
+
+
+def task(app: Any, fn: Callable[..., Any], **options: Any) -> Any:
+    return app.task(name=f"shop.{fn.__name__}", **options)(fn)
+
+
+async def got(result: Any) -> Any:
+    return await asyncio.to_thread(result.get, timeout=PATIENCE)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE):
+        while not await asyncio.to_thread(condition):
+            pass
+
+
+async def test_states_of_its_own(app: Any) -> None:
+    go = threading.Event()
+
+    def upload(self: Any, names: list[str]) -> str:
+        for at, _ in enumerate(names):
+            if not self.request.called_directly:
+                self.update_state(state="PROGRESS", meta={"current": at, "total": len(names)})
+        assert go.wait(PATIENCE)
+        return "done"
+
+    made = task(app, upload, bind=True)
+    async with app.outlast.worker():
+        result = await asyncio.to_thread(made.delay, ["a", "b"])
+        await until(lambda: result.state == "PROGRESS")
+        await until(lambda: result.info == {"current": 1, "total": 2})
+        assert not await asyncio.to_thread(result.ready)
+        go.set()
+        assert await got(result) == "done"
+        assert await asyncio.to_thread(lambda: result.state) == "SUCCESS"
+
+
+async def test_what_waits_is_revoked_at_once(app: Any) -> None:
+    ran: list[int] = []
+    made = app.task(name="shop.run")(lambda n: ran.append(n))
+    async with app.outlast:
+        late = await asyncio.to_thread(lambda: made.apply_async((1,), countdown=3600))
+        await asyncio.to_thread(app.control.revoke, late.id)
+        assert await asyncio.to_thread(lambda: late.state) == "REVOKED"
+        with pytest.raises(TaskRevokedError):
+            await got(late)
+    assert ran == []
+
+
+async def test_it_is_not_run_after_it_expired(app: Any) -> None:
+    ran: list[int] = []
+    made = app.task(name="shop.run")(lambda n: ran.append(n))
+    async with app.outlast:
+        result = await asyncio.to_thread(lambda: made.apply_async((1,), expires=0.001))
+        async with app.outlast.worker():
+            with pytest.raises(TaskRevokedError):
+                await got(result)
+    assert ran == []
+
+
+async def test_waiting_for_a_result_inside_a_task_is_refused(app: Any) -> None:
+    def inner() -> int:
+        return 1
+
+    def outer() -> int:
+        return int(app.tasks["shop.inner"].delay().get(timeout=PATIENCE))
+
+    task(app, inner)
+    made = task(app, outer)
+    async with app.outlast.worker():
+        with pytest.raises(RuntimeError, match="chain or a chord"):
+            await got(await asyncio.to_thread(made.delay))
+
+
+async def test_ignore_and_reject(app: Any) -> None:
+    times: list[int] = []
+
+    def ignored() -> None:
+        raise Ignore
+
+    def rejected() -> None:
+        raise Reject("no", requeue=False)
+
+    def later() -> int:
+        times.append(1)
+        if len(times) == 1:
+            raise Reject("not now", requeue=True)
+        return len(times)
+
+    async with app.outlast.worker():
+        assert await got(await asyncio.to_thread(task(app, ignored).delay)) is None
+        with pytest.raises(TaskRevokedError, match="rejected: no"):
+            await got(await asyncio.to_thread(task(app, rejected).delay))
+        assert await got(await asyncio.to_thread(task(app, later).delay)) == 2
+
+
+async def test_retries_by_the_tasks_own_rules(app: Any) -> None:
+    seen: list[tuple[str, Any]] = []
+
+    def again(self: Any, most: int) -> None:
+        seen.append(("run", self.request.retries))
+        self.retry(countdown=0.001, max_retries=most)
+
+    class Watched(app.Task):
+        def on_retry(self, exc: Any, task_id: str, args: Any, kwargs: Any, einfo: Any) -> None:
+            seen.append(("retry", args))
+
+        def after_return(self, status: str, *rest: Any) -> None:
+            seen.append(("after", status))
+
+    made = task(app, again, bind=True, base=Watched)
+    async with app.outlast.worker():
+        with pytest.raises(MaxRetriesExceededError, match=r"again\["):
+            await got(await asyncio.to_thread(made.delay, 1))
+    assert seen == [
+        ("run", 0), ("retry", [1]), ("after", "RETRY"), ("run", 1), ("after", "FAILURE"),
+    ]  # fmt: skip
+
+
+async def test_results_that_are_not_kept_still_go_on(app: Any) -> None:
+    def add(x: int, y: int) -> int:
+        return x + y
+
+    made = task(app, add, ignore_result=True)
+    last = app.task(name="shop.last")(lambda x: 10 * x)
+    async with app.outlast.worker():
+        assert await got(await asyncio.to_thread(made.delay, 1, 2)) is None
+        flow = chain(made.s(1, 2), last.s())
+        assert await got(await asyncio.to_thread(flow.delay)) == 30
+
+
+def test_names_can_be_made_otherwise() -> None:
+    class Shorter(Celery):
+        def gen_task_name(self, name: str, module: str) -> str:
+            return f"{module.rpartition('.')[2]}:{name}"
+
+    app = Shorter("shop", broker="memory://", set_as_current=False)
+    assert app.task(got).name == "test_compat_runs:got"
+
+
+def test_without_a_queue(app: Any) -> None:
+    app.conf.task_always_eager = True
+    total = app.task(name="a")(lambda numbers: sum(numbers))
+    assert total.delay([1, 2]).get() == 3
+    assert total([1, 2]) == 3
+    assert chain(total.s([1, 2]), app.task(name="b")(lambda x: x + 1).s()).delay().get() == 4
