@@ -117,6 +117,15 @@ def test_events_reach_whoever_listens(shop: Rig) -> None:
     assert sent.id in {event.get("uuid") for event in seen}
 
 
+def test_children_forked_beside_an_open_file_store_results(rig: Rig) -> None:
+    """One for each task, while the main process has the broker's file open."""
+    rig.backend = rig.broker
+    rig.worker("-c", "2", "-P", "prefork", "--max-tasks-per-child", "1")
+    sent = [rig.send("note", number) for number in range(8)]
+    assert [each.get(timeout=PATIENCE) for each in sent] == list(range(8))
+    assert len({line["pid"] for line in rig.said()}) == 8
+
+
 def test_what_is_rejected_is_kept(shop: Rig) -> None:
     """C34: and what no worker here knows. Elsewhere both are deleted."""
     shop.send("refuse", 70)

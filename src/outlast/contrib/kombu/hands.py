@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from outlast import lifeline
 from outlast.contrib.kombu.calls import finish
-from outlast.errors import StoreClosed, StoreError, StoreUnavailable
+from outlast.errors import StoreClosed, StoreError
 from outlast.job import DAY, Failure, dead, done, give_back
 
 if TYPE_CHECKING:
@@ -199,7 +199,8 @@ class Hands:
                 if self._clock.monotonic() >= due[duty]:
                     try:
                         duty()
-                    except StoreUnavailable as error:
+                    except StoreError as error:
+                        # Whoever consumes hears of it as well, and says what to do.
                         _log.warning("upkeep has to wait: %s", error)
                     due[duty] = self._clock.monotonic() + pause
 
