@@ -45,6 +45,11 @@ async def examine(
         from outlast.doctor.postgres import examine as examine_postgres
 
         return await examine_postgres(address, required=required)
+    if address.scheme == "rabbitmq":
+        connect(url)
+        from outlast.doctor.rabbitmq import examine as examine_rabbitmq
+
+        return await examine_rabbitmq(address, required=required, quick=quick)
     raise Unsupported(f"{redact(url)} is gone with its process: there is nothing to look at")
 
 

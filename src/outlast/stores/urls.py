@@ -20,7 +20,7 @@ _EXAMPLES = (
     " postgresql://user@host/database, redis://host:6379/0 or amqp://host:5672/vhost"
 )
 _RABBIT = ("amqp", "amqps")
-_RABBIT_OPTIONS = ("consumer_timeout", "cafile")
+_RABBIT_OPTIONS = ("consumer_timeout", "cafile", "management")
 _POSTGRES = ("postgresql", "postgres")
 _POSTGRES_OPTIONS = ("schema", "pooler", "notify")
 _REDIS = {
@@ -165,7 +165,7 @@ def _rabbit(scheme: str, rest: str, query: str, url: str) -> Address:
         else:
             raise ConfigurationError(
                 f"{redact(url)!r}: after the ? there may be durability=,"
-                f" {'= and '.join(_RABBIT_OPTIONS)}=, each once"
+                f" {'=, '.join(_RABBIT_OPTIONS)}=, each once"
             )
     path = f"{scheme}://{rest}"
     try:

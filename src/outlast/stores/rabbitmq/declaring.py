@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from outlast.stores.rabbitmq.link import Channel, Link
     from outlast.stores.rabbitmq.topology import Place
 
-__all__ = ["Declaring"]
+__all__ = ["WEAK", "Declaring"]
 
 _log = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ messages that it had confirmed are gone. So nothing is sent to it until then; wh
 is bound, for somebody else may have made it.
 """
 _MISSING, _MISMATCH = 404, 406
-_WEAK = {"x-queue-type", "x-max-priority", "durable", "auto_delete", "exclusive"}
+WEAK = {"x-queue-type", "x-max-priority", "durable", "auto_delete", "exclusive"}
 """Where these differ it is no durable quorum queue: those have no priorities that are declared."""
 
 
@@ -147,7 +147,7 @@ class Declaring:
         if differ == ["x-delivery-limit"] and not is_other:
             _log.warning("%s: queue %s keeps its own delivery limit", self._shown, name)
             return
-        if _WEAK.intersection(differ):
+        if WEAK.intersection(differ):
             raise DurabilityError(
                 f"{self._shown}: queue {name!r} is there already and is no durable quorum queue: it"
                 f" can lose what was confirmed, so nothing is put into it ({why}). Empty and delete"

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from outlast.stores.rabbitmq.op import Op
     from outlast.stores.replies import Reply
 
-__all__ = ["Engine"]
+__all__ = ["NEEDED", "OLDEST", "Engine"]
 
 _log = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ OLDEST = (3, 10)
 """The first broker that dead-letters from quorum queues without losing anything."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
 TICK = 0.5
-_NEEDED = ("publisher_confirms", "basic.nack", "consumer_cancel_notify")
+NEEDED = ("publisher_confirms", "basic.nack", "consumer_cancel_notify")
 
 
 class Engine:
@@ -230,7 +230,7 @@ class Engine:
                 " what was accepted in quorum queues and in all that they lead to"
             )
         can = link.raw.server_capabilities or {}
-        missing = [name for name in _NEEDED if not can.get(name)]
+        missing = [name for name in NEEDED if not can.get(name)]
         if missing:
             raise DurabilityError(f"{self._address.shown} lacks {', '.join(missing)}")
         self._version = numbers

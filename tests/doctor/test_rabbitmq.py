@@ -1,0 +1,119 @@
+"""Each check of the doctor on RabbitMQ, on a sound broker and on one that lacks just that."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.rabbit import channel
+from tests.servers import RabbitServer
+
+from outlast.doctor import Severity, examine
+from outlast.doctor.rabbitmq import findings_of
+from outlast.job import Job
+from outlast.store import Durability
+from outlast.stores import connect
+
+OK, NOTE, WARNING, ERROR = Severity
+QUEUE = {"name": "outlast/default/default/t", "type": "quorum", "members": ["a"], "online": ["a"]}
+NODE = {"name": "a", "running": True, "mem_alarm": False, "disk_free_alarm": False}
+SOUND: dict[str, Any] = {
+    "product": "RabbitMQ",
+    "version": "4.1.2",
+    "can": {"publisher_confirms": True, "basic.nack": True, "consumer_cancel_notify": True},
+    "user": "jobs",
+    "tls": True,
+    "consumer_timeout": 1800.0,
+    "types": {"outlast/default/default!dead": []},
+    "path": {"returned": True, "confirmed": True},
+    "management": {"queues": [QUEUE], "nodes": [NODE], "vhost": {}},
+}
+
+
+def management(**other: Any) -> dict[str, Any]:
+    return {"management": SOUND["management"] | other}
+
+
+def test_a_sound_broker() -> None:
+    findings = findings_of(SOUND)
+    assert [finding.id for finding in findings] == [f"RM{n}" for n in range(1, 10)]
+    assert {f.id for f in findings if f.severity is not OK} == {"RM9"}
+    assert {f.durability for f in findings} == {None, Durability.POWER}
+
+
+def test_without_the_management_api() -> None:
+    findings = findings_of(SOUND | {"management": None})
+    assert [finding.id for finding in findings] == [f"RM{n}" for n in range(1, 10)]
+    unknown = {f.id for f in findings if "management API" in f.read}
+    assert unknown == {"RM3", "RM4", "RM6", "RM7"}
+
+
+def test_three_members_survive_a_machine() -> None:
+    queue = QUEUE | {"members": ["a", "b", "c"], "online": ["a", "b"]}
+    found = {f.id: f for f in findings_of(SOUND | management(queues=[queue]))}
+    assert found["RM3"].durability is Durability.REPLICA
+
+
+@pytest.mark.parametrize(
+    ("id", "lack", "severity", "read"),
+    [
+        ("RM1", {"version": "3.9.29"}, ERROR, "3.9.29"),
+        ("RM1", {"product": "LavinMQ"}, ERROR, "LavinMQ"),
+        ("RM1", {"can": {}}, ERROR, "publisher_confirms"),
+        ("RM2", {"types": {"outlast/x": ["x-overflow", "x-queue-type"]}}, ERROR, "outlast/x"),
+        ("RM2", {"types": {"outlast/x": ["durable"]}}, ERROR, "outlast/x"),
+        ("RM2", {"types": {"outlast/x": ["x-overflow"]}}, WARNING, "outlast/x (x-overflow)"),
+        ("RM3", management(queues=[QUEUE | {"type": "classic"}]), ERROR, "not a quorum queue"),
+        ("RM3", management(queues=[QUEUE | {"online": []}]), ERROR, "no majority"),
+        (
+            "RM4",
+            management(queues=[QUEUE | {"effective_policy_definition": {"message-ttl": 5}}]),
+            WARNING,
+            "message-ttl",
+        ),
+        ("RM5", {"path": {"returned": False, "confirmed": True}}, ERROR, "False"),
+        ("RM5", {"path": None}, NOTE, "not tried"),
+        ("RM7", management(nodes=[NODE | {"mem_alarm": True}]), ERROR, "mem_alarm"),
+        ("RM7", management(nodes=[NODE | {"partitions": ["b"]}]), ERROR, "partitioned from b"),
+        ("RM8", {"user": "guest"}, WARNING, "guest"),
+        ("RM8", {"tls": False}, NOTE, "without TLS"),
+    ],
+)
+def test_what_is_lacking(id: str, lack: dict[str, Any], severity: Severity, read: str) -> None:
+    found = [f for f in findings_of(SOUND | lack) if f.id == id]
+    assert [f.severity for f in found] == [severity]
+    assert read in found[0].read
+    assert found[0].means
+
+
+@pytest.mark.needs("rabbitmq")
+async def test_a_real_broker() -> None:
+    """With its management API and without; sound, and with a classic queue of our name."""
+    server = RabbitServer(plugins=["rabbitmq_management"])
+    server.start()
+    try:
+        store = connect(server.url())
+        await store.open()
+        await store.add([Job(id="a", task="t", delay=60.0)])
+        await store.close()
+        with_it = server.url(query=f"management=http://127.0.0.1:{server.management}")
+        without = server.url(query="management=http://127.0.0.1:1")
+        reports = [await examine(without), await examine(with_it)]
+        for report in reports:
+            assert report.reached
+            assert report.accepted is Durability.POWER
+            assert report.exit_code == 0, report.findings
+            assert {f.id for f in report.findings} == {f"RM{n}" for n in range(1, 10)}
+        found = {f.id: f for f in reports[1].findings}
+        assert "quorum queues, on 1 nodes" in found["RM3"].read
+        with channel(server.url()) as raw:
+            raw.queue_delete("outlast/default/default!dead")
+            raw.queue_declare("outlast/default/default!dead", durable=True)
+        weak = await examine(without)
+        assert weak.accepted is Durability.PROCESS
+        assert weak.exit_code == 1
+        assert "outlast/default/default!dead" in {f.id: f for f in weak.findings}["RM2"].read
+    finally:
+        server.remove()
+    gone = await examine(server.url())
+    assert (gone.reached, gone.exit_code) == (False, 3)
