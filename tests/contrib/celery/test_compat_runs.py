@@ -7,6 +7,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.servers import RedisServer, shared
 
 from outlast.contrib.celery.compat import (
     Celery,
@@ -15,6 +16,7 @@ from outlast.contrib.celery.compat import (
     Reject,
     TaskRevokedError,
     chain,
+    group,
 )
 
 if TYPE_CHECKING:
@@ -80,7 +82,7 @@ async def test_it_is_not_run_after_it_expired(app: Any) -> None:
     ran: list[int] = []
     made = app.task(name="shop.run")(lambda n: ran.append(n))
     async with app.outlast:
-        result = await asyncio.to_thread(lambda: made.apply_async((1,), expires=0.001))
+        result = await asyncio.to_thread(lambda: made.apply_async((1,), expires=1e-9))
         async with app.outlast.worker():
             with pytest.raises(TaskRevokedError):
                 await got(result)
@@ -156,6 +158,22 @@ async def test_results_that_are_not_kept_still_go_on(app: Any) -> None:
         assert await got(await asyncio.to_thread(made.delay, 1, 2)) is None
         flow = chain(made.s(1, 2), last.s())
         assert await got(await asyncio.to_thread(flow.delay)) == 30
+
+
+@pytest.mark.needs("redis")
+async def test_canvas_on_a_server() -> None:
+    """The store is a Redis: what follows is stored with the end there as well."""
+    server = shared(RedisServer)
+    server.empty()
+    url = f"{server.url()}/0?durability=process"
+    app: Any = Celery("shop", broker=url, set_as_current=False)
+    add = app.task(name="shop.add")(lambda x, y: x + y)
+    total = app.task(name="shop.total")(lambda numbers: sum(numbers))
+    async with app.outlast.worker():
+        flow = chain(add.s(1, 1), group(add.s(n) for n in range(20)), total.s(), add.s(1000))
+        assert await got(await asyncio.to_thread(flow.delay)) == 20 * 2 + sum(range(20)) + 1000
+        bodies = await app.outlast.store.find(task="shop.total", limit=10)
+        assert len(bodies) == 1
 
 
 def test_names_can_be_made_otherwise() -> None:
