@@ -18,8 +18,9 @@ import pytest
 import redis.asyncio
 from tests.contrib.beside.pair import Failed
 
-from outlast import JobCancelled, JobFailed
+from outlast import ConfigurationError, JobCancelled, JobFailed, Outlast
 from outlast.access import ledger_of
+from outlast.contrib.celery.beside import intake
 
 if TYPE_CHECKING:
     from tests.contrib.beside.pair import Pair
@@ -202,10 +203,13 @@ async def test_an_eta_waits_in_our_store_and_what_has_expired_is_revoked(pair: P
     assert pair.ran == [(2, 2)]
 
 
-async def test_a_task_that_is_not_known_waits_for_one_who_knows_it(pair: Pair) -> None:
-    """Case C34."""
+async def test_a_task_that_is_not_known_waits_for_one_who_knows_it(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Case C34; and what waits so doesn't hold up what is known."""
+    monkeypatch.setattr(intake, "AHEAD", 1)
     async with pair.app.worker():
-        new = await pair.send("new", 1)
+        new, *_ = [await pair.send("new", n) for n in (1, 2, 3)]
         assert await pair.get(await pair.send("add", 2, 3)) == 5
         assert await pair.app.handle(new).status() == "queued"
 
@@ -216,3 +220,13 @@ async def test_a_task_that_is_not_known_waits_for_one_who_knows_it(pair: Pair) -
     pair.app.celery_tasks({"new": later}, broker=pair.redis.url())
     async with pair.app.worker():
         assert await pair.get(new) == 2
+
+
+async def test_calls_that_would_come_back(pair: Pair) -> None:
+    """Sent to a queue that we take from ourselves, they would wait here for ever."""
+    with pytest.raises(ConfigurationError, match="takes from itself"):
+        pair.app.celery("theirs.note")
+    with pytest.raises(ConfigurationError, match="one Celery broker"):
+        pair.app.celery_tasks({}, broker="redis://elsewhere")
+    with pytest.raises(ConfigurationError, match="celery_tasks"):
+        Outlast("memory://").celery("theirs.note")

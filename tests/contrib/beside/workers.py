@@ -25,7 +25,7 @@ class Workers:
     def __init__(self, folder: Path, broker: str, **environment: str) -> None:
         self.folder = folder
         self.log = folder / "said"
-        self._environment = {
+        self.environment = {
             **os.environ, "PYTHONPATH": str(ROOT), "BROKER": broker, "FOLDER": str(folder),
             "LOG": str(self.log), "C_FORCE_ROOT": "1", **environment,
         }  # fmt: skip
@@ -45,7 +45,7 @@ class Workers:
         with out.open("wb") as log:
             process = subprocess.Popen(
                 [sys.executable, "-W", "ignore", "-m", *arguments], cwd=self.folder,
-                env={**self._environment, **more}, stdout=log, stderr=log,
+                env={**self.environment, **more}, stdout=log, stderr=log,
                 stdin=subprocess.DEVNULL, start_new_session=True,
             )  # fmt: skip
         self._processes.append(process)

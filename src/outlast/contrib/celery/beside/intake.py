@@ -106,10 +106,10 @@ class Intake:
         return limit
 
     async def _has_room(self, store: Store) -> bool:
-        waiting = 0
-        for line in self._road.lines:
-            waiting += (await store.depth(line)).ready
-        return waiting < AHEAD
+        """Whether little enough waits here. What nobody here knows may wait for ever, uncounted."""
+        mine = self._road.tasks
+        lines = await ledger_of(store).lines()
+        return sum(line.depth.ready for line in lines if line.task in mine) < AHEAD
 
     async def _store(self, store: Store, taken: Sequence[Taken]) -> None:
         jobs = [self._road.jobs.of(one) for one in taken]

@@ -31,7 +31,7 @@ __all__ = ["RabbitBroker", "RpcBackend"]
 
 log = logging.getLogger(__name__)
 
-PREFETCH = 1000
+PREFETCH = 500
 """Messages of one queue that the broker hands out ahead of our acknowledging them."""
 CONFIRM = 30.0
 ABSENT = 5.0

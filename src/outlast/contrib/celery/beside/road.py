@@ -26,13 +26,14 @@ from outlast.errors import ConfigurationError
 from outlast.failing import describe
 from outlast.hooks import Hooks
 from outlast.job import DAY, Job
+from outlast.limits import MAX_PRIORITY
 from outlast.options import seconds
 from outlast.retry import RetryPolicy
 from outlast.running import current
 from outlast.task import Task
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping, Sequence, Set
 
     from outlast.app import Outlast
     from outlast.contrib.celery.beside.carrier import Backend, Broker
@@ -96,17 +97,26 @@ class Road(Hooks):
         self._sending: Sending | None = None
         self._intakes: dict[str, Intake] = {}
         self._lines = {queue}
+        self._tasks: set[str] = set()
         self._chance = SystemChance()
         app.hooks.append(self)
 
     def _own(self, name: str, queue: str, fn: Any, retry: RetryPolicy = ALWAYS) -> Task[..., Any]:
-        made: Task[..., Any] = self.app.task(name=name, queue=queue, retry=retry)(fn)
+        # Before all that waits: who waits for a result has waited long enough.
+        made: Task[..., Any] = self.app.task(
+            name=name, queue=queue, retry=retry, priority=MAX_PRIORITY
+        )(fn)
         return made
 
     @property
     def lines(self) -> Sequence[str]:
         """Our own queues that the jobs from Celery are in."""
         return sorted(self._lines)
+
+    @property
+    def tasks(self) -> Set[str]:
+        """Our names of the tasks that Celery's messages are run by."""
+        return self._tasks
 
     def other_id(self, id_: str, delivery: str | None) -> str:
         """An id for another call that was given an id which is taken."""
@@ -140,6 +150,7 @@ class Road(Hooks):
                 lane=options.lane,
             )(make(task))
             self._lines.add(options.queue)
+            self._tasks.add(stand_in.name)
             self.jobs.add(name, _model(stand_in), task)
 
     def _coroutine(self, task: Task[..., Any]) -> Any:
@@ -222,7 +233,14 @@ class Road(Hooks):
     # -- what is sent
 
     def sender(self, name: str, queue: str | None) -> Sender:
-        """Calls of a task that Celery's workers run."""
+        """Calls of a task that Celery's workers run. Raises ``ConfigurationError``."""
+        place = queue or self._route(name)
+        if place in self.queues and name not in self.jobs.names:
+            raise ConfigurationError(
+                f"app.celery({name!r}): it would be sent to {place!r}, which this app takes from "
+                "itself; give queue= or routes= a queue that Celery's workers have, or let "
+                "celery_tasks take from another one"
+            )
         return Sender(self._send, name, queue or "")
 
     def _route(self, name: str) -> str:
