@@ -130,6 +130,18 @@ def test_what_is_lacking(
     )
 
 
+def test_on_outlasts_own_broker() -> None:
+    """Nothing is held in memory there, and nothing that a worker doesn't know is deleted."""
+    app = made("outlast+sqlite:///app.db", worker_eta_task_limit=None)
+    found = {one.id: one for one in findings_of(setup_of(app, "outlast"))}
+    assert {id: found[id].severity for id in ("CE2", "CE8", "CE10", "CE14")} == dict.fromkeys(
+        ("CE2", "CE8", "CE10", "CE14"), OK
+    )
+    assert found["CE2"].durability == Durability.POWER
+    less = made("outlast+sqlite:///app.db?durability=process")
+    assert findings_of(setup_of(less, "outlast"))[1].durability is None
+
+
 def test_one_task_that_is_not_like_the_others() -> None:
     app = made()
 

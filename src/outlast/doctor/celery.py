@@ -117,8 +117,12 @@ def _transport(setup: Setup) -> Finding:
             remedy="RabbitMQ, outlast+sqlite:///…, or outlast workers on these queues, which take "
             "and note in one step",
         )  # fmt: skip
-    if driver in ("amqp", "outlast"):
-        return _fine("CE2", f"transport {driver}")
+    if driver == "outlast":
+        # Its store is opened for nothing less, or not at all, unless the URL asks for less.
+        asked = "durability=" in str(setup.conf.broker_url)
+        return _fine("CE2", "transport outlast", None if asked else Durability.POWER)
+    if driver == "amqp":
+        return _fine("CE2", "transport amqp")
     return Finding(
         id="CE2", severity=NOTE, read=f"transport {driver}",
         means="outlast doesn't know how this one treats messages when a worker dies",
@@ -273,6 +277,8 @@ def _far_eta(setup: Setup) -> Finding:
 
 def _eta_in_memory(setup: Setup) -> Finding:
     limit = getattr(setup.conf, "worker_eta_task_limit", None)
+    if setup.driver == "outlast":
+        return _fine("CE10", "tasks with an eta wait in the store")
     if limit:
         return _fine("CE10", f"worker_eta_task_limit = {limit}")
     return Finding(
@@ -352,6 +358,8 @@ def _results(setup: Setup) -> Finding:
 
 
 def _unknown(setup: Setup) -> Finding:
+    if setup.driver == "outlast":
+        return _fine("CE14", "what a worker doesn't know is kept: outlast jobs --state dead")
     return Finding(
         id="CE14", severity=WARNING, read=f"{len(setup.tasks)} tasks are registered here",
         means="a worker without the code of a task (a deploy in progress) discards its messages",
