@@ -36,6 +36,10 @@ def _redis() -> str | None:
     return _missing_tools("redis-server")
 
 
+def _pgbouncer() -> str | None:
+    return _missing_tools("pgbouncer")
+
+
 def _rabbitmq() -> str | None:
     found = any(Path("/usr/lib/rabbitmq/lib").glob("rabbitmq_server-*/sbin/rabbitmq-server"))
     return None if found else "RabbitMQ is not installed (Debian: rabbitmq-server)"
@@ -70,9 +74,9 @@ def _py313() -> str | None:
 
 _PROBES = {
     "servers": _servers, "redis": _redis, "rabbitmq": _rabbitmq, "cut": _cut, "netns": _netns,
-    "py313": _py313,
+    "pgbouncer": _pgbouncer, "py313": _py313,
 }  # fmt: skip
-_SERVERS = ("redis", "rabbitmq")
+_SERVERS = ("redis", "rabbitmq", "pgbouncer")
 
 
 def pytest_configure() -> None:

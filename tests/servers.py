@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 __all__ = [
+    "PgBouncer",
     "PostgresServer",
     "RabbitServer",
     "RedisServer",
@@ -201,6 +202,34 @@ class PostgresServer(Server):
             await connection.execute(_EMPTY)
         finally:
             await connection.close()
+
+
+class PgBouncer(Server):
+    """A pooler before a PostgreSQL: each transaction may meet another session."""
+
+    name = "pgbouncer"
+    as_nobody = True
+
+    def __init__(self, server: PostgresServer) -> None:
+        super().__init__()
+        self.server = server
+        (self.folder / "pgbouncer.ini").write_text(
+            f"[databases]\n* = host=127.0.0.1 port={server.port} user=outlast\n"
+            f"[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {self.port}\n"
+            f"unix_socket_dir = {self.folder}\nauth_type = any\npool_mode = transaction\n"
+            "default_pool_size = 2\nmax_client_conn = 100\n"
+        )
+        self.env = {"PATH": f"{os.environ.get('PATH', '')}:/usr/sbin"}
+
+    def url(self, **query: str) -> str:
+        return self.server.url(port=self.port, **query)
+
+    def command(self) -> list[str]:
+        return ["pgbouncer", "-q", str(self.folder / "pgbouncer.ini")]
+
+    def answers(self) -> bool:
+        with socket.socket() as found:
+            return found.connect_ex(("127.0.0.1", self.port)) == 0
 
 
 _EMPTY = """

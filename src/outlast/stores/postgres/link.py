@@ -78,6 +78,8 @@ class Link:
         self._read_at = -1e9
         self._server_now = 0.0
         self._epoch = 0
+        self._prepares = True
+        """Whether its statements are prepared, and kept by the server's session."""
         self.check: Callable[[Connection], Awaitable[None]] | None = None
         """Run on each new connection, before it is used."""
         self.lost: Callable[[], None] = _nothing
@@ -110,16 +112,8 @@ class Link:
                     if tries == TRIES - 1:
                         raise
                 except POOLED as error:
-                    if self._address.pooled:
+                    if not self._met_a_pooler(error):
                         raise
-                    _log.warning(
-                        "%s: there seems to be a pooler in transaction mode before the server"
-                        " (%s): going on without prepared statements and without LISTEN, so that"
-                        " news are polled for; ?pooler=transaction in the URL says so at once",
-                        self._address.shown, type(error).__name__,
-                    )  # fmt: skip
-                    self._address.pooled = True
-                    self._drop()
                 except Dropped as dropped:
                     # A connection that died while nobody used it: nothing was asked of it yet.
                     if dropped.committing or not fresh:
@@ -166,18 +160,41 @@ class Link:
     async def plain(self, text: str, *values: Any) -> list[Any]:
         """One statement of its own, on the connection that is there or a new one."""
         async with self._lock:
-            connection = await self._ready()
-            self.used_at = time.monotonic()
-            timer = asyncio.get_running_loop().call_later(CONNECT, connection.terminate)
             try:
-                found: list[Any] = await connection.fetch(self._names[text], *values)
-                return found
-            except BaseException as error:
-                if is_lost(error) or connection.is_closed():
-                    self._drop()
-                raise
-            finally:
-                timer.cancel()
+                return await self._plain(text, *values)
+            except POOLED as error:
+                if not self._met_a_pooler(error):
+                    raise
+            return await self._plain(text, *values)
+
+    async def _plain(self, text: str, *values: Any) -> list[Any]:
+        connection = await self._ready()
+        self.used_at = time.monotonic()
+        timer = asyncio.get_running_loop().call_later(CONNECT, connection.terminate)
+        try:
+            found: list[Any] = await connection.fetch(self._names[text], *values)
+            return found
+        except BaseException as error:
+            if is_lost(error) or connection.is_closed():
+                self._drop()
+            raise
+        finally:
+            timer.cancel()
+
+    def _met_a_pooler(self, error: Exception) -> bool:
+        """Whether the error is the sign of one that we had not known of; then go on without."""
+        if not self._prepares:
+            return False
+        if not self._address.pooled:
+            _log.warning(
+                "%s: there seems to be a pooler in transaction mode before the server"
+                " (%s): going on without prepared statements and without LISTEN, so that"
+                " news are polled for; ?pooler=transaction in the URL says so at once",
+                self._address.shown, type(error).__name__,
+            )  # fmt: skip
+            self._address.pooled = True
+        self._drop()
+        return True
 
     async def hold(self) -> Connection:
         """The connection, for one user alone until ``let_go``; made if need be."""
@@ -238,7 +255,8 @@ class Link:
     async def _ready(self) -> Connection:
         connection = self._connection
         if connection is not None:
-            if not connection.is_closed():
+            # Another one may have met a pooler meanwhile, and what this one has prepared is lost.
+            if not connection.is_closed() and not (self._prepares and self._address.pooled):
                 return connection
             self._drop()
         wait = self._not_before - time.monotonic()
@@ -256,11 +274,12 @@ class Link:
 
     async def _connect(self) -> Connection:
         address = self._address
+        self._prepares = not address.pooled
         try:
             connection = await asyncpg.connect(
                 **address.options(),
                 timeout=CONNECT,
-                statement_cache_size=0 if address.pooled else 200,
+                statement_cache_size=200 if self._prepares else 0,
                 max_cached_statement_lifetime=0,
             )
         except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
@@ -275,6 +294,8 @@ class Link:
             connection.add_termination_listener(self._terminated)
         except BaseException as error:
             connection.terminate()
+            if isinstance(error, POOLED) and self._met_a_pooler(error):
+                return await self._connect()
             if isinstance(error, OutlastError | asyncio.CancelledError):
                 raise
             raise mapped(error, address.shown) from error
