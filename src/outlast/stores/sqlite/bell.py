@@ -111,6 +111,8 @@ class Bell:
             # Whoever waits finds the news when its time is over.
             _log.warning("%s: can't wake other processes: %s", self._folder, error.strerror)
             return
+        if not self._others:
+            return
         message = bytes((news,))
         for name, descriptor in list(self._others.items()):
             try:

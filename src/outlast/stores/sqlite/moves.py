@@ -319,11 +319,15 @@ class Moves:
         """The rows of jobs that differ in nothing but id and payload; how many were new."""
         opts = opts_of(model)
         line = self.line(model.queue, model.task)
+        self.count(line, READY, len(ids))
+        shared = [self.space, line, self.clock.now(), opts]
+        if len(ids) == 1:
+            alone = (ids[0], payloads[0], crc(line, ids[0], payloads[0], opts))
+            self.connection.execute(_alike(1), (*shared, *alone))
+            return self.connection.changes()
         flat: list[Any] = []
         for row in zip(ids, payloads, crcs(line, ids, payloads, opts), strict=True):
             flat += row
-        self.count(line, READY, len(ids))
-        shared = [self.space, line, self.clock.now(), opts]
         inserted, at = 0, 0
         for size in _CHUNKS:
             while len(ids) - at >= size:

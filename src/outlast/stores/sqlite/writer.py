@@ -228,7 +228,8 @@ class Writer:
         if news & WORK and self._parked:
             self._roused = True
         first, rest = by_patience(group, news)
-        deliver(first)
+        if first:
+            deliver(first)
         deliver(rest)
         if news:
             self._ring(news)
