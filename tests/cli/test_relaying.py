@@ -9,10 +9,19 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
+from tests.cli.test_worker import log_of, working
+from tests.proof.patience import until
+
 from outlast import Outlast, outbox_tables
 
 if TYPE_CHECKING:
     from tests.cli.conftest import Shop
+
+
+def tables(shop: Shop) -> None:
+    connection = sqlite3.connect(shop.folder / "rows.db")
+    connection.executescript(outbox_tables("sqlite"))
+    connection.close()
 
 
 def write(shop: Shop, n: int) -> None:
@@ -53,9 +62,7 @@ def test_what_is_wrong_is_said(shop: Shop) -> None:
 
 
 def test_goes_on_until_it_is_stopped(shop: Shop) -> None:
-    connection = sqlite3.connect(shop.folder / "rows.db")
-    connection.executescript(outbox_tables("sqlite"))
-    connection.close()
+    tables(shop)
     shop.add()
     process = subprocess.Popen(
         [sys.executable, "-m", "outlast", "relay", "sqlite:///rows.db", "--app", "shop:app"],
@@ -75,3 +82,18 @@ def test_goes_on_until_it_is_stopped(shop: Shop) -> None:
         process.wait()
     assert process.returncode == 0, err
     assert out == "Moved 1 jobs on.\n"
+
+
+def test_a_worker_moves_on_what_it_runs(shop: Shop) -> None:
+    shop.add()
+    words = ("shop:app", "-q", "maths", "--outbox", "sqlite:///rows.db")
+    with working(shop, *words) as process:
+        until(lambda: "the outbox is not moved on" in log_of(shop), 60.0, "it says what is wrong")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+    tables(shop)
+    write(shop, 4)
+    with working(shop, *words) as process:
+        until(lambda: "done" in shop.run("jobs", "--url", shop.url).output, 60.0, "it has run")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0

@@ -90,7 +90,7 @@ def test_options_reach_the_supervisor(shop: Shop, told: list[WorkerOptions]) -> 
         "target": "shop:app", "loader": "outlast.cli.loading:for_worker", "url": None,
         "check": "outlast.doctor:look_over",
         "queues": ("a", "b", "c"), "concurrency": 3, "processes": 2, "grace": 60.0, "lease": 5.0,
-        "loop": "asyncio", "reload": True, "log_level": "debug", "create": True,
+        "loop": "asyncio", "reload": True, "log_level": "debug", "create": True, "outbox": None,
     }  # fmt: skip
 
 

@@ -64,6 +64,8 @@ def _become(user: str) -> None:
               show_default=True, help="The event loop.")  # fmt: skip
 @click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]),
               default="info", show_default=True)  # fmt: skip
+@click.option("--outbox", metavar="DATABASE_URL",
+              help="Move on what app.outbox() wrote in that database, too.")  # fmt: skip
 @click.option("--was", metavar="OLD_URL", help="Say so if the store before still holds jobs.")
 @click.option("--user", metavar="NAME", help="As root: run as this user, with its groups.")
 @click.option("--debug", is_flag=True, expose_value=False, help="Show tracebacks of errors.")

@@ -14,13 +14,14 @@ import threading
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from typing import TYPE_CHECKING, Any, Protocol
 
+from outlast.clock import SystemClock
 from outlast.errors import ConfigurationError, OutlastError, StoreFull
 from outlast.worker.options import EXIT_BLOCKED, EXIT_REFUSED, EXIT_RELOAD, WorkerOptions
 from outlast.worker.reload import Files
 from outlast.worker.worker import Worker
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 
     from outlast.execution import Runnable
     from outlast.store import Store
@@ -35,6 +36,10 @@ YOUNG = 5000
 garbage; with Python's own number of 700 it was looked for about as often as jobs were started."""
 
 
+RELAY = 30.0
+"""Seconds before an outbox is looked into again with which something is wrong."""
+
+
 class WorkerApp(Protocol):
     """What a loader finds: tasks, and where their jobs are."""
 
@@ -47,6 +52,10 @@ class WorkerApp(Protocol):
 
     def opened_on(self, store: Store) -> AbstractAsyncContextManager[object]:
         """The app itself open in this loop, since tasks enqueue other tasks; on that store."""
+        ...
+
+    def relay(self, url: str) -> Coroutine[Any, Any, None]:
+        """Move jobs on from an outbox, until cancelled."""
         ...
 
 
@@ -131,7 +140,25 @@ class _Child:
         async with AsyncExitStack() as stack:
             # Only after the worker's store, which may refuse to create a missing file.
             self._open_app = lambda store: stack.enter_async_context(app.opened_on(store))
-            await self._worker.run()
+            relaying = self._loop.create_task(self._relay(app))
+            try:
+                await self._worker.run()
+            finally:
+                relaying.cancel()
+                await asyncio.wait((relaying,))
+
+    async def _relay(self, app: WorkerApp) -> None:
+        """The outbox, if there is one: whatever is wrong with it, the work goes on."""
+        url = self._options.outbox
+        if url is None or self._go is None:
+            return
+        await self._go
+        while True:
+            try:
+                await app.relay(url)
+            except OutlastError as error:
+                log.error("the outbox is not moved on: %s; trying again in %g s", error, RELAY)
+            await SystemClock().sleep(RELAY)
 
     async def _report(self, worker: Worker) -> None:
         """Say that the store is open, and wait for the word to begin."""

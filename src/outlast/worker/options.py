@@ -42,3 +42,5 @@ class WorkerOptions(NamedTuple):
     log_level: str = "info"
     create: bool = False
     """Whether the store may be created if it isn't there."""
+    outbox: str | None = None
+    """URL of a database whose outbox is moved on to the store, beside the work."""
