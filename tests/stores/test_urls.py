@@ -71,6 +71,8 @@ REFUSED = {
     "redis://host:port/0": "can't be read",
     "redis://host?durability=never": "durability=",
     "amqps://host:0/": "use amqp://",
+    "redis://one,two/0": "can't be read",
+    "redis://one,/0?sentinel=jobs": "can't be read",
     "sqlite:///x?durability=strong": "memory, process, power, replica",
     "sqlite:///x?durability=": "memory, process, power, replica",
     "sqlite:///x?durability=power&durability=process": "once",
@@ -97,6 +99,9 @@ SHOWN = {
     f"postgresql://u:a?b#{SECRET}@host/db": "postgresql://u:***@host/db",
     f"postgresql:///db?user=u&password={SECRET}": "postgresql:///db?user=u&password=***",
     f"postgresql:///db?sslpassword={SECRET}&x=1": "postgresql:///db?sslpassword=***&x=1",
+    f"redis://:{SECRET}@one:1,two/0?sentinel=jobs&sentinel_password={SECRET}": (
+        "redis://:***@one:1,two/0?sentinel=jobs&sentinel_password=***"
+    ),
     f"redis://host?Auth_Token={SECRET}#top": "redis://host?Auth_Token=***#top",
     f"u:{SECRET}@host/db": "u:***@host/db",
     "sqlite:////home/me@corp/a:b.db": "sqlite:////home/me@corp/a:b.db",

@@ -141,8 +141,12 @@ def _redis(scheme: str, rest: str, query: str, url: str) -> Address:
         if scheme == "unix":
             fits = bool(number) and "@" not in number
         else:
-            fits = parts.port != 0 and parts.hostname is not None
-            fits = fits and (not number or number.isdecimal())
+            fits = not number or number.isdecimal()
+            # Several are sentinels, which tell where the server is.
+            hosts = parts.netloc.rpartition("@")[2].split(",")
+            fits = fits and (len(hosts) == 1 or any(name == "sentinel" for name, _ in pairs))
+            for each in (urlsplit(f"//{host}") for host in hosts):
+                fits = fits and each.port != 0 and each.hostname is not None
     except ValueError:
         fits = False
     if not fits:

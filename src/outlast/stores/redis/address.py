@@ -1,10 +1,11 @@
-"""Where the server is, and how a connection to it is opened."""
+"""Where the server is, or who knows where it is, and how a connection to it is opened."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
-from urllib.parse import parse_qsl, quote, urlsplit
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
 
 from msgspec import Struct
 from redis.asyncio.connection import Connection, parse_url
@@ -12,7 +13,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
-from outlast.errors import ConfigurationError
+from outlast.errors import ConfigurationError, OutlastError, StoreUnavailable
 from outlast.stores.redis.faults import mapped
 
 if TYPE_CHECKING:
@@ -20,15 +21,27 @@ if TYPE_CHECKING:
 
 __all__ = ["Address", "ask", "dial", "read"]
 
+_log = logging.getLogger(__name__)
+
 CONNECT_TIMEOUT = 10.0
+SENTINEL_TIMEOUT = 2.0
+SENTINEL_PORT = 26379
 _KNOWN = ("db", "username", "password", "client_name")
+_OF_SENTINELS = ("sentinel", "sentinel_username", "sentinel_password")
 
 
 class Address(Struct, frozen=True, kw_only=True):
-    """A server. ``shown`` is its URL without any secret; ``settings`` are those of the driver."""
+    """A server. ``shown`` is its URL without any secret; ``settings`` are those of the driver.
+
+    With a ``master``, the ``sentinels`` are asked where the server of that name is; ``login`` is
+    for them.
+    """
 
     shown: str
     settings: Mapping[str, Any]
+    master: str | None = None
+    sentinels: Sequence[tuple[str, int]] = ()
+    login: Mapping[str, str] = {}
 
     def __repr__(self) -> str:
         return f"Address({self.shown!r})"
@@ -41,16 +54,31 @@ def read(url: str) -> Address:
     place = parts.netloc.rpartition("@")[2]
     shown = f"{parts.scheme}://{user}{place}{parts.path}"
     names = dict(parse_qsl(parts.query))
-    if "db" in names:
-        shown += f"?db={names['db']}"
+    told = [(name, names[name]) for name in ("db", "sentinel") if name in names]
+    shown += f"?{urlencode(told)}" if told else ""
     for name in names:
-        if name not in _KNOWN and not name.startswith("ssl_"):
+        if name not in (*_KNOWN, *_OF_SENTINELS) and not name.startswith("ssl_"):
             raise ConfigurationError(f"{shown}: no option is called {name!r}")
+    theirs = urlencode([pair for pair in names.items() if pair[0] not in _OF_SENTINELS])
+    one = parts.netloc.partition(",")[0] if "sentinel" in names else parts.netloc
     try:
-        settings = dict(parse_url(url))
+        settings = dict(parse_url(urlunsplit((parts.scheme, one, parts.path, theirs, ""))))
     except ValueError as error:
         raise ConfigurationError(f"{shown} can't be read: {error}") from None
-    return Address(shown=shown, settings=settings)
+    if "sentinel" not in names:
+        return Address(shown=shown, settings=settings)
+    hosts = [urlsplit(f"//{host}") for host in place.split(",")]
+    return Address(
+        shown=shown,
+        settings=settings,
+        master=names["sentinel"],
+        sentinels=[(host.hostname or "", host.port or SENTINEL_PORT) for host in hosts],
+        login={
+            name: names[f"sentinel_{name}"]
+            for name in ("username", "password")
+            if f"sentinel_{name}" in names
+        },
+    )
 
 
 async def dial(address: Address, where: tuple[str, int] | None = None) -> AbstractConnection:
@@ -58,28 +86,59 @@ async def dial(address: Address, where: tuple[str, int] | None = None) -> Abstra
 
     Raises our errors.
     """
+    if where is None and address.master is not None:
+        where = await _master_of(address, address.master)
     settings = dict(address.settings)
-    kind = settings.pop("connection_class", Connection)
     if where is not None:
         settings["host"], settings["port"] = where
-    settings |= {
-        "protocol": 2,
-        "retry": Retry(NoBackoff(), 0),
-        "socket_connect_timeout": CONNECT_TIMEOUT,
-        "socket_timeout": None,
-    }
+    settings |= {"socket_connect_timeout": CONNECT_TIMEOUT, "socket_timeout": None}
+    return await _connected(settings, address.shown)
+
+
+async def _master_of(address: Address, name: str) -> tuple[str, int]:
+    """Where the server is now, by the first sentinel that knows."""
+    settings = {key: value for key, value in address.settings.items() if key not in _KNOWN}
+    settings |= {"socket_connect_timeout": SENTINEL_TIMEOUT, "socket_timeout": SENTINEL_TIMEOUT}
+    why = "none of them answers"
+    for host, port in address.sentinels:
+        connection = None
+        try:
+            at = {"host": host, "port": port, **address.login}
+            connection = await _connected({**settings, **at}, f"sentinel {host}:{port}")
+            found = await ask(connection, "SENTINEL", "GET-MASTER-ADDR-BY-NAME", name)
+            if found is not None:
+                return found[0].decode(), int(found[1])
+            why = f"they know of no master {name!r}"
+        except (OutlastError, RedisError, OSError) as error:
+            _log.debug("sentinel %s:%d: %s", host, port, error)
+        finally:
+            if connection is not None:
+                await connection.disconnect(nowait=True)
+    raise StoreUnavailable(f"{address.shown}: the sentinels can't say where the server is: {why}")
+
+
+async def _connected(settings: dict[str, Any], shown: str) -> AbstractConnection:
+    kind = settings.pop("connection_class", Connection)
+    settings |= {"protocol": 2, "retry": Retry(NoBackoff(), 0)}
     if kind is not Connection and "path" in settings:
         settings.pop("host", None)
     else:
         settings["socket_keepalive"] = True
     try:
         connection: AbstractConnection = kind(**settings)
-        connect: Callable[[], Awaitable[None]] = connection.connect
-        await connect()
     except TypeError as error:
-        raise ConfigurationError(f"{address.shown}: {error}") from None
-    except (RedisError, OSError) as error:
-        raise mapped(error, address.shown) from error
+        raise ConfigurationError(f"{shown}: {error}") from None
+    connect: Callable[[], Awaitable[None]] = connection.connect
+    try:
+        await connect()
+    except BaseException as error:
+        # Cancelled midway, too: the driver would leave its socket open.
+        await connection.disconnect(nowait=True)
+        if isinstance(error, TypeError):
+            raise ConfigurationError(f"{shown}: {error}") from None
+        if isinstance(error, RedisError | OSError):
+            raise mapped(error, shown) from error
+        raise
     return connection
 
 
