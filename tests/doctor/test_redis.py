@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.doctor.test_doctor import run
 from tests.servers import RedisServer
 
 from outlast.chance import SystemChance
@@ -105,3 +107,16 @@ async def test_settings_that_a_restart_takes_away(server: RedisServer) -> None:
     server.say("CONFIG", "SET", "appendfsync", "everysec")
     [after] = [f for f in (await examine(server.url())).findings if f.id == "RD9"]
     assert (after.severity, after.remedy) == (WARNING, "CONFIG REWRITE")
+
+
+@pytest.mark.needs("redis")
+@pytest.mark.timeout(240)
+async def test_torture(server: RedisServer) -> None:
+    store = connect(server.url())
+    await store.open()
+    await store.add([Job(id=SystemChance().uuid7(), task="t")])
+    answer = await asyncio.to_thread(run, server.url(), "--torture", "8")
+    assert answer.returncode == 0, answer.stderr
+    assert "lost 0, invented 0, stuck 0" in answer.stdout
+    assert (await store.depth("default")).ready == 1, "the users' jobs stay"
+    await store.close()
