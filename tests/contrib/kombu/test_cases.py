@@ -54,7 +54,7 @@ def test_c13_a_task_for_later_runs_once_however_often_workers_restart(rig: Rig) 
 
 
 def test_c15_far_off_tasks_fill_no_memory_and_hold_up_nothing(rig: Rig) -> None:
-    count = scaled(100_000, 5_000)
+    count = scaled(100_000, 3_000)
     worker = rig.worker("-c", "2", "-P", "threads")
     rig.send("note", 0)
     rig.wait_for(0)

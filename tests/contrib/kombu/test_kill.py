@@ -56,7 +56,7 @@ def test_side_by_side(tmp_path: Path) -> None:
     assert ours == set()
 
 
-@pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
+@pytest.mark.parametrize("pool", ["prefork", "solo"])
 def test_another_worker_takes_over_at_once(rig: Rig, pool: str) -> None:
     """No visibility timeout: the survivor runs what the dead one held, marked as redelivered."""
     victim = rig.worker("-c", "1", "-P", pool, name="victim", worker_prefetch_multiplier=1)
