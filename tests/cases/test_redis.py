@@ -68,6 +68,27 @@ def test_c05(rig: Rig) -> None:
     assert rig.ends(ids) == [1] * 20
 
 
+def test_c13(rig: Rig) -> None:
+    """C13: a due time beyond the lease lets each lease hand out another copy."""
+    lease, delay = scaled(60.0, 1.0), scaled(420.0, 10.0)
+    ids = rig.enqueue(("instant", 1), delay=delay)
+    for _ in range(2):
+        workers = [rig.start("-c", "2", "--lease", f"{lease:g}") for _ in range(3)]
+        rig.until_up()
+        linger(1.5 * lease)
+        for worker in workers:
+            assert rig.stop(worker) == 0
+    for _ in range(3):
+        rig.start("-c", "2", "--lease", f"{lease:g}")
+    rig.until_ended(ids, delay + 60.0)
+    linger(1.5 * lease)
+    assert (rig.starts(ids), rig.ends(ids)) == ([1], [1])
+    job = rig.job(ids[0])
+    assert job.started_at is not None
+    assert job.created_at is not None
+    assert job.started_at >= job.created_at + delay
+
+
 def test_c15(rig: Rig) -> None:
     """C15: tasks that are due much later fill the worker, or hide those that are due now."""
     many = scaled(100_000, 10_000)
