@@ -75,6 +75,15 @@ TITLES = {
         " each row of a transaction is there once, and what is remembered of a step is the last"
         " time it was done.",
     ),
+    "deeds-postgres": (
+        "The same on PostgreSQL",
+        "The worker kills itself before or behind its n-th write to the server.",
+    ),
+    "deeds-redis": (
+        "The same on Redis, with an inbox",
+        "Steps are kept on the server, rows in a file of the user's: each is there once, since the"
+        " task asks an inbox. Killed before or behind the n-th write to the server.",
+    ),
     "recovery": (
         "Recovery of a killed worker's job",
         "One worker runs one job and is killed; another stands by. Measured from the kill to the"
@@ -124,6 +133,8 @@ COUNTS = {
     "kill": ("rounds", "acknowledged", "uncertain", "runs", "explained"),
     "fleet": ("rounds", "acknowledged", "uncertain", "runs", "explained"),
     "deeds": ("rounds", "killed", "acknowledged", "effects", "repeated"),
+    "deeds-postgres": ("rounds", "killed", "acknowledged", "effects", "repeated"),
+    "deeds-redis": ("rounds", "killed", "acknowledged", "effects", "repeated"),
     "recovery": ("rounds", "acknowledged", "explained"),
     "replay": ("replays", "drained"),
     "cut": ("rounds", "empty", "acknowledged"),

@@ -40,6 +40,8 @@ class Rig(NamedTuple):
     share: float = 1.0
     """Pieces it gets in a round, compared with the others."""
     root: bool = False
+    server: str = ""
+    """A program that must be installed."""
 
 
 LIVES = (
@@ -99,14 +101,6 @@ def _calls(seed: int) -> list[str]:
     return [*CALLS[which], "--part", f"{part}/{PARTS}"]
 
 
-def _place(seed: int) -> list[str]:
-    """Three pieces on a file, then one on each server that is installed here."""
-    turn = seed % 5
-    if turn == 3 and (shutil.which("postgres") or any(Path("/usr/lib/postgresql").glob("*"))):
-        return ["--postgres"]
-    return ["--redis"] if turn == 4 and shutil.which("redis-server") else []
-
-
 def _unshared(options: tuple[str, ...]) -> Callable[[int], list[str]]:
     return lambda seed: ["--rounds", "1000000", "--load", options[seed % len(options)]]
 
@@ -114,7 +108,13 @@ def _unshared(options: tuple[str, ...]) -> Callable[[int], list[str]]:
 RIGS: dict[str, Rig] = {
     "kill": Rig("tests.proof.kill", lambda seed: ["--rounds", "1000000"], 3.0),
     "fleet": Rig("tests.proof.fleet", lambda seed: ["--rounds", "1000000"], 2.0),
-    "deeds": Rig("tests.proof.deeds", lambda seed: [*DEEDS, *_place(seed)], 1.0),
+    "deeds": Rig("tests.proof.deeds", lambda seed: [*DEEDS], 1.0),
+    "deeds-postgres": Rig(
+        "tests.proof.deeds", lambda seed: [*DEEDS, "--postgres"], 0.25, server="postgres"
+    ),
+    "deeds-redis": Rig(
+        "tests.proof.deeds", lambda seed: [*DEEDS, "--redis"], 0.25, server="redis-server"
+    ),
     "recovery": Rig("tests.proof.recovery", lambda seed: ["--rounds", "20"], 0.25),
     "replay": Rig("tests.proof.replay", _variant(LIVES, "--acts"), 4.0),
     "cut": Rig("tests.proof.cut", _unshared(LOADS), 3.0, root=True),
@@ -188,6 +188,9 @@ def usable(name: str) -> str:
         return "is not built yet"
     if rig.root and os.geteuid() != 0:
         return "needs root"
+    places = Path("/usr/lib").glob(f"*/*/bin/{rig.server}") if rig.server else ()
+    if rig.server and not (shutil.which(rig.server) or any(places)):
+        return f"needs {rig.server}"
     return ""
 
 
