@@ -172,8 +172,8 @@ STORE_BUGS = (
     Bug(
         "the digest is not looked at",
         CLAIMS,
-        "            if crc(line, job.id, job.payload, row[6]) != row[4]:",
-        "            if row[4] is None:",
+        "            if crc(line, job.id, job.payload, opts) != mark:",
+        "            if mark is None:",
         (f"{FAULTS}::test_s6_a_flipped_bit_is_noticed_and_the_rest_goes_on",),
     ),
     Bug(
@@ -219,8 +219,8 @@ STORE_BUGS = (
     Bug(
         "new work is accepted until the disk is full",
         WRITER,
-        "        if not adds or now < self._room_until:",
-        "        if not adds or now >= 0:",
+        "        if now < self._room_until:",
+        "        if now >= 0:",
         (
             f"{FAULTS}::test_s4_on_a_full_disk_new_work_is_refused_and_all_that_was_accepted_is"
             "_settled",
