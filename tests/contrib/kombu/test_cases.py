@@ -112,6 +112,20 @@ def test_c49_purge_takes_what_waits_and_nothing_else(rig: Rig) -> None:
     assert look(rig, "a")[0].live == 0
 
 
+def test_a_worker_that_is_full_still_answers(rig: Rig) -> None:
+    """It holds all it may, more is waiting, and nothing is acknowledged meanwhile."""
+    rig.worker("-c", "1", "-P", "threads", worker_prefetch_multiplier=1)
+    rig.send("hold", 0, rig.gate)
+    for number in range(1, 4):
+        rig.send("note", number)
+    until(lambda: rig.starts() == [0], PATIENCE, "it runs")
+    inspect = rig.app.control.inspect(timeout=PATIENCE / 4, limit=1)
+    for _ in range(3):
+        assert inspect.ping() == {"w@here": {"ok": "pong"}}
+    rig.open_gate()
+    rig.wait_for(0, 1, 2, 3)
+
+
 def test_a_group_inside_a_chord_needs_no_second_process(rig: Rig) -> None:
     """Celery counts groups there, and would wait in the worker for what only it can run."""
     rig.backend = rig.broker

@@ -146,14 +146,15 @@ class Transport(virtual.Transport):
         ear = self.ear
         ear.hush()
         heard, ear.heard = ear.heard, False
-        sated = True
+        queues: list[str] = []
         for channel in self._in_order():
             if heard:
                 channel.heard()
             channel.collect()
-            sated = channel.fetch() and sated
-        queues = [queue for channel in self.channels for queue in channel.wants]
-        if sated and queues:
+            if channel.fetch():
+                # Also while another one has no room: a busy worker is to answer.
+                queues += channel.wants
+        if queues:
             ear.ask(queues)
 
     def _in_order(self) -> Iterator[OurChannel]:
