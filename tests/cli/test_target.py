@@ -87,7 +87,7 @@ def test_a_relative_file_is_shown_with_its_whole_path(stocked: Shop) -> None:
         ("sqlit:///shop.db", "sqlite:///"),
         ("sqlite://host/shop.db", "sqlite:///"),
         ("sqlite:///shop.db?durabilty=power", "durability"),
-        ("amqp://localhost/0", "not in this version"),
+        ("amqp://localhost/a/b", "%2F for a /"),
     ],
 )
 def test_a_wrong_url_says_what_to_write(shop: Shop, url: str, said: str) -> None:

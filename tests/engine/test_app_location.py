@@ -64,7 +64,7 @@ def test_a_file_that_holds_no_url(
 
 @pytest.mark.parametrize(
     "url",
-    ["", "jobs.db", "sqlite://jobs.db", "sqlite:///", "amqp://x", "http://x", "memory://a b", 7],
+    ["", "jobs.db", "sqlite://jobs.db", "sqlite:///", "amqp://x:0", "http://x", "memory://a b", 7],
 )
 def test_a_bad_url_is_refused_when_the_app_is_made(url: Any) -> None:
     with pytest.raises(ConfigurationError):
