@@ -326,6 +326,12 @@ class RabbitServer(Server):
                 ["epmd", "-address", "127.0.0.1", "-port", str(self._epmd_port)],
                 cwd=self.folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
             )  # fmt: skip
+            # Erlang starts one of its own where it finds none, and leaves it behind.
+            deadline = time.monotonic() + PATIENCE
+            while not _listens(self._epmd_port):
+                assert time.monotonic() < deadline, "no epmd"
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._epmd.wait(0.02)
         super().start()
 
     def answers(self) -> bool:
@@ -397,6 +403,14 @@ def _is_there(pid: int) -> bool:
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     return False
+
+
+def _listens(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), 10).close()
+    except OSError:
+        return False
+    return True
 
 
 def _rabbit(program: str) -> Path:
