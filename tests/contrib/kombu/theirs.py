@@ -30,7 +30,7 @@ DIFFERENT = {
     "test_trace_log_arguments.test_task_success": LOGS,
     "test_trace_log_arguments.test_task_failed": LOGS,
     "test_tasks.test_revoked_by_headers_complex_canvas": (
-        "expects an answer of inspect within a second of a busy worker; fails on Redis as well"
+        "has 20 s for 22 rounds, and each waits out a second of inspect; fails on Redis, too"
     ),
     "test_chain.test_chord_header_id_duplicated_on_rabbitmq_msg_duplication[redis-group-ids]": (
         "hands over a Signal as a message property, which AMQP alone leaves out; xfail on Redis"
