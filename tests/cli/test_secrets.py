@@ -28,11 +28,12 @@ SPELLINGS = (CANARY, CODED, "S3cr3t", "3cr3t")
 ARGUMENTS: dict[str, tuple[str, ...] | None] = {
     "status": (), "jobs": (), "workers": (), "health": (), "show": ("x",), "retry": ("x",),
     "cancel": ("x",), "purge": ("default",), "pause": ("default",), "resume": ("default",),
-    "backup": ("copy.db",), "enqueue": ("shop:sum",), "worker": None,
-    "demo": None, "bench": None, "doctor": None, "check": None,
+    "backup": ("copy.db",), "enqueue": ("shop:sum",), "migrate": ("--check",), "worker": None,
+    "demo": None, "bench": None, "doctor": None, "check": None, "move": None, "relay": None,
 }  # fmt: skip
 """What each command is given besides; None where it opens no store of
-the user's, or becomes another program (tests/cli/test_worker.py looks at that one)."""
+the user's, or becomes another program (tests/cli/test_worker.py looks at that one), or names its
+stores in ways of its own, which are tried below."""
 
 
 def clean(text: str) -> bool:
@@ -100,6 +101,22 @@ def test_doctor_does_not_show_it(
     assert result.exit_code != 0
     assert clean(result.output + result.stderr)
     assert ("list of processes" in result.stderr) is (how == "argument")
+
+
+@pytest.mark.parametrize("password", [CANARY, CODED])
+@pytest.mark.parametrize("debug", [(), ("--debug",)], ids=["plain", "debug"])
+def test_commands_between_two_stores_do_not_show_it(
+    shop: Shop, password: str, debug: tuple[str, ...]
+) -> None:
+    url = f"postgresql://shop:{password}@db.example:5432/shop"
+    for words in (
+        ("move", url, "sqlite:///new.db"), ("move", "sqlite:///shop.db", url),
+        ("move", url, url), ("relay", url, "--url", "sqlite:///shop.db"), ("relay", url),
+        ("relay", "sqlite:///shop.db", "--url", url),
+    ):  # fmt: skip
+        result = shop.run(*words, *debug)
+        assert result.exit_code != 0, words
+        assert clean(result.output + result.stderr), words
 
 
 def test_a_password_on_the_command_line_is_warned_of(
