@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -59,8 +60,9 @@ def test_killed_once(step: str, theirs: Workers, ours: Workers, producer: Produc
     assert sorted(theirs.said("double")) == [3, 4]
     assert theirs.said("note") == [16]
     assert theirs.said("total") == [[21, 8]]
-    ran = sorted(ours.said("add"))
+    # Of ours, what was under way when the worker was killed runs a second time.
+    ran = Counter(map(tuple, ours.said("add")))
+    assert ran.keys() == {(1, 2), (6, 10), (20, 1)}
+    assert max(ran.values()) <= 2
     if step == "in the run":
-        assert len(ran) == 4, "one of them a second time"
-    else:
-        assert ran == [[1, 2], [6, 10], [20, 1]]
+        assert max(ran.values()) == 2
