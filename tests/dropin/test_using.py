@@ -60,7 +60,6 @@ class NoName(NoDecode):
         ({"max_crashes": 0}, "at least 1"),
         ({"max_crashes": "3"}, "at least 1"),
         ({"url": "mysql://x"}, "no store is called"),
-        ({"url": "amqp://me:secret@host/x"}, "not in this version"),
         ({"url": None}, "a URL is a text, not NoneType"),
         ({"url": b"memory://"}, "a URL is a text, not bytes"),
         ({"url": Path("jobs.db")}, "a URL is a text, not PosixPath"),

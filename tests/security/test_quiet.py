@@ -113,7 +113,7 @@ async def test_what_is_stored_is_in_no_log_and_in_no_error(
     [
         "postgresql://user:{}@host:port/db",
         "redis://:{}@host:6379/zero",
-        "amqps://user:{}@host/vhost",
+        "amqps://user:{}@host:port/vhost",
         "sqlite://user:{}@host/jobs.db",
         "memory://user:{}@room",
         "nonsense://user:{}@host",
