@@ -253,6 +253,10 @@ class Served(Surface, Generic[E]):
     @abstractmethod
     def _make_engine(self) -> E: ...
 
+    def _life_signs(self) -> Path | None:
+        """Where worker processes of this host keep their locks."""
+        return private_folder(self.url, self.namespace)
+
     def open_now(self) -> None:
         if self._pid not in (0, os.getpid()):
             self._lock = threading.Lock()  # a thread of the parent may have held it
@@ -265,7 +269,7 @@ class Served(Surface, Generic[E]):
                 engine.start()
                 self._engine = engine
                 self._pid = os.getpid()
-                self.lifelines = private_folder(self.url, self.namespace)
+                self.lifelines = self._life_signs()
 
     def close_now(self) -> None:
         with self._lock:

@@ -6,22 +6,16 @@ refused before anything is touched. Claims live as long as the connection they c
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import os
-import threading
-from concurrent.futures import Future
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import pika
 
-from outlast.chance import SystemChance
-from outlast.clock import SystemClock
-from outlast.errors import DurabilityError, EnqueueUncertain, StoreClosed, StoreError, Unsupported
-from outlast.job import Added, Alike, Lost, give_back
-from outlast.limits import check_job, check_jobs
+from outlast.errors import DurabilityError, EnqueueUncertain, Unsupported
+from outlast.job import Added, Alike, Lost
+from outlast.limits import check_jobs
 from outlast.store import Durability, Feature
-from outlast.stores.news import WORK, News
+from outlast.stores.news import WORK
 from outlast.stores.rabbitmq import depths
 from outlast.stores.rabbitmq.claiming import Claiming
 from outlast.stores.rabbitmq.engine import Engine
@@ -30,10 +24,10 @@ from outlast.stores.rabbitmq.op import Op
 from outlast.stores.rabbitmq.outbox import Batch
 from outlast.stores.rabbitmq.settling import Settling
 from outlast.stores.rabbitmq.work import NEEDS_RECORDS, Work, check
+from outlast.stores.surface import Served
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
+    from collections.abc import Sequence
 
     from outlast.chance import Chance
     from outlast.clock import Clock
@@ -42,13 +36,8 @@ if TYPE_CHECKING:
 
 __all__ = ["RabbitStore"]
 
-T = TypeVar("T")
 
-_left: list[Engine] = []
-"""Inherited over a fork: its connections are the parent's, and must not even be finalized here."""
-
-
-class RabbitStore:
+class RabbitStore(Served[Engine]):
     """The jobs of one namespace in a virtual host."""
 
     features = Feature.DELAY | Feature.PRIORITY | Feature.PUSH
@@ -62,78 +51,42 @@ class RabbitStore:
         clock: Clock | None = None,
         chance: Chance | None = None,
     ) -> None:
-        self.url = address.shown
-        self.namespace = namespace
-        self.library = f"RabbitMQ (pika {pika.__version__})"
+        super().__init__(
+            address.shown,
+            namespace=namespace,
+            durability=durability,
+            clock=clock,
+            chance=chance,
+        )
         self.durability = Durability.POWER
-        self.lifelines: Path | None = None
-        """None: the broker knows at once that a worker is gone."""
-        self._required = durability
+        self.library = f"RabbitMQ (pika {pika.__version__})"
         self._address = address
-        self._clock = clock or SystemClock()
-        self._chance = chance or SystemChance()
         self._longest = address.consumer_timeout
-        self._work = Work(namespace, self._clock, self._chance, self._longest)
-        self._news = News()
+        self._work = Work(namespace, self.clock, self._chance, self._longest)
         self._claiming = Claiming(self._work, self._news)
         self._settling = Settling(self._work)
-        self._lock = threading.Lock()
-        self._pid = 0
-        self._engine: Engine | None = None
-
-    def __repr__(self) -> str:
-        return f"RabbitStore({self.url!r}, namespace={self.namespace!r})"
-
-    # -- opening and closing
-
-    async def open(self) -> None:
-        await asyncio.to_thread(self.open_now)
 
     def open_now(self) -> None:
-        """``open`` for callers without an event loop; blocks."""
-        if self._required is not None and self._required > Durability.POWER:
+        if self.required > Durability.POWER:
             raise DurabilityError(
                 f"{self.url}: whether a queue has members on other nodes can't be seen over AMQP;"
                 " ask for power at most, and `outlast doctor` for the rest"
             )
         if self._pid not in (0, os.getpid()):
-            self._leave_to_parent()
-        with self._lock:
-            if self._engine is not None:
-                return
-            engine = Engine(self._address, self.namespace, self._arrived, self._claiming.give_back)
-            engine.start()
-            self._engine = engine
-            self._pid = os.getpid()
-            self.library = f"{engine.library} (pika {pika.__version__})"
+            claimed.clear()
+        super().open_now()
+        self.library = f"{self._running().library} (pika {pika.__version__})"
 
-    def _leave_to_parent(self) -> None:
-        """In a forked child: what was open is the parent's."""
-        engine, self._engine, self._pid = self._engine, None, 0
-        self._lock = threading.Lock()  # a thread of the parent may have held the old one
-        claimed.clear()
-        if engine is not None:
-            _left.append(engine)
+    def _make_engine(self) -> Engine:
+        return Engine(self._address, self.namespace, self._arrived, self._claiming.give_back)
 
-    async def close(self) -> None:
-        await asyncio.to_thread(self.close_now)
+    def _life_signs(self) -> None:
+        """None: the broker knows at once that a worker is gone."""
 
-    def close_now(self) -> None:
-        """``close`` for callers without an event loop; blocks."""
-        with self._lock:
-            engine, self._engine = self._engine, None
-            if engine is not None and self._pid == os.getpid():
-                engine.close()
-        self._news.missed()
+    def _submit(self, op: Op[Any]) -> None:
+        self._running().hand_over(op)
 
     # -- adding
-
-    async def add(self, jobs: Sequence[Job], capacity: int | None = None) -> Sequence[Added]:
-        return await self._do(self._add_op(jobs, capacity)) if jobs else []
-
-    def add_now(self, jobs: Sequence[Job], capacity: int | None = None) -> Sequence[Added]:
-        """``add`` for callers without an event loop; blocks until it is confirmed."""
-        return self._hand_over(self._add_op(jobs, capacity)).result() if jobs else []
 
     def _add_op(self, jobs: Sequence[Job], capacity: int | None) -> Op[Sequence[Added]]:
         """Each job is stored or not by itself; who is told of a failure is told which."""
@@ -178,37 +131,12 @@ class RabbitStore:
 
     # -- claiming
 
-    async def claim(
-        self,
-        queues: Sequence[str],
-        tasks: Sequence[str | None],
-        limit: int,
-        lease: float,
-        worker: str,
-        newest: bool = False,
-    ) -> Sequence[Claim]:
-        op = self._claim_op(queues, tasks, limit, worker, newest)
-        return await self._do(op, self._unclaim) if limit > 0 else []
-
-    def claim_soon(
-        self,
-        queues: Sequence[str],
-        tasks: Sequence[str | None],
-        limit: int,
-        lease: float,
-        worker: str,
-        newest: bool = False,
-    ) -> Future[Sequence[Claim]]:
-        """``claim`` for callers without an event loop; the future is set by the store's thread."""
-        op = self._claim_op(queues, tasks, max(0, limit), worker, newest)
-        op.undo = self._unclaim
-        return self._hand_over(op)
-
     def _claim_op(
         self,
         queues: Sequence[str],
         tasks: Sequence[str | None],
         limit: int,
+        lease: float,
         worker: str,
         newest: bool,
     ) -> Op[Sequence[Claim]]:
@@ -240,18 +168,9 @@ class RabbitStore:
 
     # -- settling
 
-    async def settle(self, verdicts: Sequence[Verdict]) -> Sequence[Lost]:
-        return await self._do(self._settle_op(verdicts)) if verdicts else []
-
-    def settle_now(self, verdicts: Sequence[Verdict]) -> Sequence[Lost]:
-        """``settle`` for callers without an event loop; blocks."""
-        return self._hand_over(self._settle_op(verdicts)).result() if verdicts else []
-
     def _settle_op(self, verdicts: Sequence[Verdict]) -> Op[Sequence[Lost]]:
         self._running()
         for verdict in verdicts:
-            for job in verdict.then:
-                check_job(job)
             check(verdict.then, self._longest)
             if verdict.event is not None:
                 raise Unsupported(f"{self.url}: a wait for an event, {NEEDS_RECORDS}")
@@ -285,7 +204,7 @@ class RabbitStore:
         waiter = self._news.wait(WORK, queues)
         try:
             if not self._news.is_new(WORK, queues) and timeout > 0:
-                await waiter.sleep(self._clock, timeout)
+                await waiter.sleep(self.clock, timeout)
         finally:
             self._news.drop(waiter)
 
@@ -300,41 +219,6 @@ class RabbitStore:
         self._running()
         return Op(lambda engine, op: engine.spawn(depths.count(engine, op, self.namespace, queue)))
 
-    # -- handing over
-
-    def _running(self) -> Engine:
-        engine = self._engine
-        if engine is None:
-            raise StoreClosed(f"{self.url} is not open: use it between open() and close()")
-        if self._pid != os.getpid():
-            raise StoreClosed(f"{self.url} was opened by process {self._pid}; open it here too")
-        return engine
-
-    async def _do(self, op: Op[T], undo: Callable[[T], None] | None = None) -> T:
-        """Cancelled in mid-call, the step is done or it is not; what it answered is undone."""
-        engine = self._running()
-        reply: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        op.reply = reply
-        engine.hand_over(op)
-        try:
-            return await reply
-        except asyncio.CancelledError:
-            if undo is not None:
-                op.orphan(undo)
-            raise
-
-    def _hand_over(self, op: Op[T]) -> Future[T]:
-        """For callers without an event loop: answered whether anybody waits or not."""
-        engine = self._running()
-        reply: Future[T] = Future()
-        op.reply = reply
-        engine.hand_over(op)
-        return reply
-
-    def _unclaim(self, claims: Sequence[Claim]) -> None:
-        """Nobody received these claims: they go back as if they had never been made."""
-        engine = self._engine
-        if claims and engine is not None:
-            back = [give_back(claim, started=False) for claim in claims]
-            with contextlib.suppress(StoreError):
-                engine.hand_over(self._settle_op(back))
+    async def _find(self, **asked: Any) -> Sequence[Job]:
+        self._running()
+        raise Unsupported(f"{self.url}: looking for jobs, {NEEDS_RECORDS}")
