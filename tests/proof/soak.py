@@ -148,7 +148,7 @@ def run_piece(name: str, seed: int, budget: float) -> Line:
     if done.returncode == 0:
         numbers = msgspec.json.decode(done.stdout.strip().split(b"\n")[-1])
     else:
-        numbers = {"broken": {"rig": 1}, "stories": [done.stderr.decode(errors="replace")[-3000:]]}
+        numbers = {"broken": {"rig": 1}, "stories": [said(done.stderr)]}
     return Line(
         kind=name,
         seed=seed,
@@ -159,6 +159,14 @@ def run_piece(name: str, seed: int, budget: float) -> Line:
         command="python -m " + " ".join(words),
         numbers=numbers,
     )
+
+
+def said(stderr: bytes) -> str:
+    """The last of what it said, without where things lie on this machine."""
+    text = stderr.decode(errors="replace")
+    for place in (str(ROOT), os.path.dirname(os.__file__), sys.prefix):
+        text = text.replace(place + os.sep, "")
+    return text[-3000:]
 
 
 def commit() -> str:

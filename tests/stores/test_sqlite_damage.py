@@ -360,3 +360,18 @@ async def test_without_its_epoch_nothing_is_claimed_and_nothing_lost(db: Path, c
     claims = await store.claim(["default"], [None], 10, 60.0, "w")
     assert sorted(claim.job.id for claim in claims) == ["a", "b", "c"]
     await store.close()
+
+
+@pytest.mark.skipif(not schema.boot_id(), reason="this system does not say when it was started")
+async def test_a_store_whose_note_of_the_machine_s_start_is_no_text_is_called_damaged(
+    db: Path,
+) -> None:
+    store = SqliteStore(str(db))
+    await store.open()
+    await store.close()
+    other = apsw.Connection(str(db))
+    other.execute("UPDATE meta SET value = CAST(x'61e262' AS TEXT) WHERE name = 'boot'")
+    assert other.changes() == 1
+    other.close()
+    with pytest.raises(StoreDamaged, match=r"can't be read.*outlast doctor"):
+        await SqliteStore(str(db)).open()

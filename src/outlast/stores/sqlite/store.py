@@ -24,7 +24,7 @@ from outlast.stores.sqlite import files, opening, schema, upkeep
 from outlast.stores.sqlite.asking import claim_op, wait_for
 from outlast.stores.sqlite.backup import backup
 from outlast.stores.sqlite.bell import Bell
-from outlast.stores.sqlite.faults import mapped
+from outlast.stores.sqlite.faults import UNREADABLE, mapped
 from outlast.stores.sqlite.forks import Forks
 from outlast.stores.sqlite.joined import Joinable
 from outlast.stores.sqlite.ledger import Reads
@@ -96,7 +96,7 @@ class SqliteStore(Stepped, Joinable, Moved):
             try:
                 with Forks.busy(self.path):
                     opening.despite_a_full_disk(self._open, self._ballast)
-            except apsw.Error as error:
+            except (apsw.Error, *UNREADABLE) as error:
                 raise mapped(error, self.path) from error
             except OSError as error:
                 raise StoreUnavailable(f"can't open {self.path}: {error}") from error
