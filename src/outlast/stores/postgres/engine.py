@@ -22,6 +22,7 @@ from outlast.stores.postgres.bell import Bell
 from outlast.stores.postgres.faults import Careful, Dropped, Refused, is_ours, mapped
 from outlast.stores.postgres.link import CLAIMING, SETTLING, Link
 from outlast.stores.postgres.op import Op, deliver
+from outlast.stores.postgres.servertime import ServerTime
 from outlast.stores.postgres.turn import Lines
 from outlast.stores.postgres.upkeep import compact
 from outlast.stores.postgres.verdicts import lines_of, settle
@@ -79,10 +80,11 @@ class Engine:
         self._loop = asyncio.new_event_loop()
         self.lines = lines = Lines()
         self._spare: list[Link] = []
-        self._make = partial(Link, address, names, lines, clock, "lent")
+        time = ServerTime(clock)
+        self._make = partial(Link, address, names, lines, time, "lent")
         self._check = check
-        self._writing = Link(address, names, lines, clock, "writing")
-        self._reading = Link(address, names, lines, clock, "reading")
+        self._writing = Link(address, names, lines, time, "writing")
+        self._reading = Link(address, names, lines, time, "reading")
         self.bell = Bell(address, names.schema, me, self._reading, news)
         self._writing.check = check
         listen = self.bell._connected

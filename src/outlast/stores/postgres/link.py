@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import asyncpg
 
-from outlast.clock import SystemClock
 from outlast.errors import OutlastError, StoreUnavailable
 from outlast.stores.postgres.faults import AGAIN, POOLED, Dropped, is_lost, mapped
 from outlast.stores.postgres.turn import Turn
@@ -25,9 +24,9 @@ if TYPE_CHECKING:
 
     from asyncpg import Connection
 
-    from outlast.clock import Clock
     from outlast.stores.postgres.address import Address
     from outlast.stores.postgres.schema import Names
+    from outlast.stores.postgres.servertime import ServerTime
     from outlast.stores.postgres.turn import Lines
 
 __all__ = ["CLAIMING", "PATIENCE", "SETTLING", "TRIES", "Link"]
@@ -42,8 +41,6 @@ PATIENCE = 30.0
 ROLLBACK = 5.0
 TRIES = 8
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0
-FRESH = 1.0
-"""Seconds for which the server's clock is reckoned on from when it was last read."""
 
 _BEGIN = (
     "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL synchronous_commit TO {commit};"
@@ -57,26 +54,23 @@ ask for that key: they are told, and the others go on."""
 CLAIMING = _BEGIN.format(commit="off", nested="on")
 SETTLING = _BEGIN.format(commit="{commit}", nested="off")
 _EPOCH = "UPDATE @meta SET epoch = epoch + 1 RETURNING epoch"
-_CLOCK = "SELECT extract(epoch FROM clock_timestamp())::float8"
 
 
 class Link:
     """A connection, used by one transaction after the other, all in one event loop."""
 
     def __init__(
-        self, address: Address, names: Names, lines: Lines, clock: Clock, label: str
+        self, address: Address, names: Names, lines: Lines, clock: ServerTime, label: str
     ) -> None:
         self._address = address
         self._names = names
         self._lines = lines
-        self._clock = None if isinstance(clock, SystemClock) else clock
+        self._clock = clock
         self._label = label
         self._lock = asyncio.Lock()
         self._connection: Connection | None = None
         self._pause = 0.0
         self._not_before = 0.0
-        self._read_at = -1e9
-        self._server_now = 0.0
         self._epoch = 0
         self._prepares = True
         """Whether its statements are prepared, and kept by the server's session."""
@@ -138,7 +132,7 @@ class Link:
             if fenced and not self._epoch:
                 self._epoch = await self._next_epoch(connection)
             await connection.execute(begin)
-            turn = Turn(connection, self._names, self._lines, *await self._time(connection))
+            turn = Turn(connection, self._names, self._lines, *await self._clock.read(connection))
             turn.epoch = self._epoch
             answer = await work(turn)
             committing = True
@@ -235,21 +229,6 @@ class Link:
         await connection.execute("COMMIT")
         return epoch
 
-    async def _time(self, connection: Connection) -> tuple[float, float]:
-        """The moment by the server's clock, and what leases are measured by.
-
-        A clock of the test's own is taken as it is. The server has just one clock, so both are the
-        same there.
-        """
-        if self._clock is not None:
-            return self._clock.now(), self._clock.monotonic()
-        here = time.monotonic()
-        if here - self._read_at > FRESH:
-            self._server_now = await connection.fetchval(_CLOCK)
-            self._read_at = here = time.monotonic()
-        now = self._server_now + here - self._read_at
-        return now, now
-
     # -- connecting
 
     async def _ready(self) -> Connection:
@@ -307,7 +286,7 @@ class Link:
 
     def _drop(self) -> None:
         connection, self._connection = self._connection, None
-        self._read_at = -1e9
+        self._clock.forget()
         self._epoch = 0
         if connection is not None:
             connection.terminate()

@@ -28,6 +28,7 @@ from outlast.stores.postgres.link import Link
 from outlast.stores.postgres.moving import Moved
 from outlast.stores.postgres.op import Op, reading
 from outlast.stores.postgres.schema import MIGRATIONS, Names, migrate, schema_name, version_of
+from outlast.stores.postgres.servertime import ServerTime
 from outlast.stores.postgres.steps import Stepped
 from outlast.stores.postgres.turn import Lines
 from outlast.stores.postgres.verdicts import settle
@@ -123,7 +124,7 @@ class PostgresStore(Stepped, Joinable, Moved, Served[Engine]):
 
     async def versions(self) -> Versions:
         """See ``Versioned``."""
-        link = Link(self.address, self.names, Lines(), self.clock, "versions")
+        link = Link(self.address, self.names, Lines(), ServerTime(self.clock), "versions")
         try:
             connection = await link.hold()
             found = await version_of(connection, self.names, len(MIGRATIONS))
