@@ -33,7 +33,9 @@ def _servers() -> str | None:
 
 
 def _redis() -> str | None:
-    return _missing_tools("redis-server")
+    from tests.servers import REDIS_SERVER  # brings a driver with it
+
+    return _missing_tools(REDIS_SERVER)
 
 
 def _pgbouncer() -> str | None:

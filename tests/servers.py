@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 __all__ = [
+    "REDIS_SERVER",
     "PgBouncer",
     "PostgresServer",
     "RabbitServer",
@@ -35,6 +36,8 @@ __all__ = [
 ]
 
 PATIENCE = 60.0
+REDIS_SERVER = os.environ.get("OUTLAST_REDIS_SERVER", "redis-server")
+"""The program that is started as Redis: ``valkey-server``, say."""
 NOBODY = 65534
 
 
@@ -127,7 +130,7 @@ class RedisServer(Server):
         options = ["--port", str(self.port), "--dir", str(self.folder)]
         for name, value in self.settings.items():
             options += [f"--{name}", value]
-        return ["redis-server", *([self.configuration] if self.configuration else []), *options]
+        return [REDIS_SERVER, *([self.configuration] if self.configuration else []), *options]
 
     def answers(self) -> bool:
         try:

@@ -8,7 +8,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.servers import RedisServer, free_port
+from tests.servers import REDIS_SERVER, RedisServer, free_port
 from tests.stores.test_redis import job, opened, take
 
 from outlast.errors import ConfigurationError, OutlastError, StoreUnavailable
@@ -37,7 +37,7 @@ class SentinelServer(RedisServer):
         )
 
     def command(self) -> list[str]:
-        return ["redis-server", self.configuration, "--sentinel"]
+        return [REDIS_SERVER, self.configuration, "--sentinel"]
 
 
 @pytest.fixture
