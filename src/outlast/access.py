@@ -37,7 +37,7 @@ class Access:
         self._lent = False
         self.bridge = Bridge(connect)
 
-    async def open(self, check: Callable[[Feature], None], borrowed: Store | None = None) -> None:
+    async def open(self, check: Callable[[Store], None], borrowed: Store | None = None) -> None:
         """Open the store, or count one more user of it; ``check`` sees what it can do first.
 
         ``borrowed`` is taken as the store if there is none yet: it serves a worker already.
@@ -69,9 +69,9 @@ class Access:
                 if self.bridge.running:
                     await asyncio.to_thread(self.bridge.stop)
 
-    async def _begin(self, session: _Session, check: Callable[[Feature], None]) -> None:
+    async def _begin(self, session: _Session, check: Callable[[Store], None]) -> None:
         try:
-            check(session.store.features)
+            check(session.store)
             await session.store.open()
         except BaseException:
             self._session = None
@@ -127,10 +127,10 @@ class Access:
         return self.bridge.run(itself, instead)
 
     @property
-    def features(self) -> Feature | None:
-        """What the store can do, once it has been opened; until then nobody asks."""
+    def opened(self) -> Store | None:
+        """The store, once it has been opened, for what it can do; until then nobody asks."""
         session = self._session
-        return None if session is None or not session.users else session.store.features
+        return None if session is None or not session.users else session.store
 
     def _here(self, borrowed: Store | None = None) -> _Session:
         session = self._session

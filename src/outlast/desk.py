@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from outlast.access import ledger_of
@@ -11,7 +12,7 @@ from outlast.errors import ConfigurationError, EnqueueUncertain, KeyConflict, Un
 from outlast.handle import Handle
 from outlast.job import Alike
 from outlast.joining import joined_here
-from outlast.limits import check_name
+from outlast.limits import check_name, check_timeout
 from outlast.options import seconds
 from outlast.outbox import pen_of, write
 from outlast.store import Feature
@@ -32,6 +33,8 @@ __all__ = ["AsyncJoined", "Awaited", "Blocking", "Desk", "Joined"]
 
 R = TypeVar("R")
 T = TypeVar("T")
+
+log = logging.getLogger(__name__)
 
 WAYS_OUT = {
     Feature.DELAY: "delay=, at= or more than one attempt",
@@ -111,6 +114,8 @@ class Desk:
         self._access = access
         self._tasks = tasks
         self._anything = anything
+        self._unlimited: set[str] = set()
+        """Tasks without a timeout of which it was told that here they have one."""
         self.new_id = new_id
 
     async def submit(self, calls: Sequence[Call[R]]) -> list[Handle[R]]:
@@ -183,16 +188,30 @@ class Desk:
 
         return Joined(lambda calls: at_once(add(calls))) if pen.plain else AsyncJoined(add)
 
-    def check(self, task: str, wanted: Feature) -> None:
-        features = self._access.features
-        if features is not None:
-            _check(task, wanted, features)
+    def check(self, task: Task[..., Any]) -> None:
+        store = self._access.opened
+        if store is not None:
+            self._check(task, store)
 
-    def check_all(self, features: Feature) -> None:
+    def check_all(self, store: Store) -> None:
         """Refuse a store that can't do what the registered tasks need."""
         for task in self._tasks.values():
-            if task.needs is not None:
-                _check(task.name, task.needs, features)
+            self._check(task, store)
+
+    def _check(self, task: Task[..., Any], store: Store) -> None:
+        if task.needs is not None:
+            _check(task.name, task.needs, store.features)
+        longest = store.longest
+        if longest is None:
+            return
+        check_timeout(f"task {task.name!r}", task.timeout, longest)
+        if task.timeout is None and task.name not in self._unlimited:
+            self._unlimited.add(task.name)
+            log.warning(
+                "task %r has no timeout: on %s each run ends after %g s, before the broker gives"
+                " the job to somebody else",
+                task.name, store.url, longest, extra={"task": task.name},
+            )  # fmt: skip
 
     def ledger(self) -> Ledger:
         return ledger_of(self._access.store())

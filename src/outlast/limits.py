@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, get_args
 
 from msgspec.structs import replace
 
-from outlast.errors import ConfigurationError
+from outlast.errors import ConfigurationError, Unsupported
 from outlast.job import Alike, OnRepeat
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ __all__ = [
     "check_job",
     "check_jobs",
     "check_name",
+    "check_timeout",
     "is_plain",
 ]
 
@@ -44,6 +45,17 @@ def check_name(name: object, what: str = "name") -> None:
     if not (isinstance(name, str) and _plain(name)):
         raise ConfigurationError(
             f"{what} {_shown(name)}: use 1 to 128 of the letters A-Z and a-z, digits, and _ . : -"
+        )
+
+
+def check_timeout(what: str, timeout: float | None, longest: float | None) -> None:
+    """Refuse what may run for longer than the store it goes to lets it. Raises ``Unsupported``."""
+    if longest is not None and timeout is not None and timeout > longest:
+        raise Unsupported(
+            f"{what} may run for {timeout:g} s (its timeout), and this broker gives a job to"
+            f" somebody else soon after {longest:g} s. A run that long needs records, and RabbitMQ"
+            " keeps none: lower the timeout, use another store, or raise the broker's"
+            " consumer_timeout and say so with ?consumer_timeout= in the URL"
         )
 
 

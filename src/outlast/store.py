@@ -96,6 +96,8 @@ class Store(Protocol):
     features: Feature
     durability: Durability
     """What an accepted job truly survives; found out by ``open``."""
+    longest: float | None
+    """Seconds that a run may last, whoever renews its lease: a broker's limit. Mostly None."""
     lifelines: Path | None
     """A folder on this host where worker processes keep their locks, or None if there is none."""
 

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from outlast.job import OnRepeat
     from outlast.options import KeepKey, KeyOf, Lane, TaskOptions
     from outlast.retry import RetryPolicy
-    from outlast.store import Feature
 
 __all__ = [
     "AsyncTask",
@@ -61,8 +60,8 @@ class Outlet(Protocol):
         """The same from a thread without an event loop."""
         ...
 
-    def check(self, task: str, wanted: Feature) -> None:
-        """``Unsupported`` if the store is known and can't do that."""
+    def check(self, task: Task[..., Any]) -> None:
+        """``Unsupported`` if the store is known and can't do what such calls need."""
         ...
 
     def new_id(self) -> str:
@@ -263,8 +262,12 @@ class Task(Generic[P, R_co]):
         self._key = key
         self._plain = template.key is None and lane is None and key is None
         self.needs = needs(template, lane=lane is not None, key=key is not None)
-        if self.needs is not None:
-            self.outlet.check(self.name, self.needs)
+        self.outlet.check(self)
+
+    @property
+    def timeout(self) -> float | None:
+        """How long one run may last, in seconds."""
+        return self._template.timeout
 
 
 class AsyncTask(Task[P, R_co]):

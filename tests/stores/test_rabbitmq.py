@@ -199,9 +199,9 @@ def test_queues_that_keep_an_order(server: RabbitServer, kind: Any) -> None:
 
 async def test_the_brokers_timeout_can_be_told(server: RabbitServer, namespace: str) -> None:
     async with opened(server, namespace, query="consumer_timeout=7200") as store:
-        await store.add([job("long", timeout=7000.0), job("any")])
-        timeouts = {claim.job.id: claim.job.timeout for claim in await take(store, 2)}
-    assert timeouts == {"long": 6840.0, "any": 6840.0}, "a run ends before the broker takes it"
+        await store.add([job("long", timeout=6840.0), job("any")])
+        claims = await take(store, 2)
+    assert all(6700.0 < (claim.job.timeout or 0.0) < 6840.0 for claim in claims), claims
     async with opened(server, f"{namespace}x", query="consumer_timeout=none") as store:
         await store.add([job("long", timeout=1e6), job("any")])
         timeouts = {claim.job.id: claim.job.timeout for claim in await take(store, 2)}

@@ -42,6 +42,7 @@ class Surface(ABC):
     """The calls of a store, as far as they do not depend on which it is."""
 
     lifelines: Path | None = None
+    longest: float | None = None
 
     def __init__(
         self,

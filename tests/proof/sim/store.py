@@ -208,6 +208,7 @@ class SimStore:
         self._inner = server.handle()
         self._opened = False
         self.lifelines: Path | None = process.host
+        self.longest: float | None = None
 
     async def open(self) -> None:
         self._opened = True

@@ -114,8 +114,8 @@ class Engine(Outlast):
     @property
     def coalesces(self) -> bool:
         """Whether the store that is open has keys that are held only while queued."""
-        found = self._access.features
-        return found is not None and Feature.REPEATS in found
+        found = self._access.opened
+        return found is not None and Feature.REPEATS in found.features
 
 
 class Celery:

@@ -54,6 +54,7 @@ class MemoryStore(Moved):
     )
     durability = Durability.MEMORY
     lifelines: Path | None = None
+    longest: float | None = None
 
     def __init__(
         self,

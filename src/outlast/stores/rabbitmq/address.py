@@ -22,6 +22,8 @@ HEARTBEAT = 15
 CONNECT_TIMEOUT = 10.0
 CONSUMER_TIMEOUT = 1800.0
 """How long a broker lets a message be unacknowledged, unless it was told otherwise."""
+MARGIN = 0.95
+"""How much of that a run may last."""
 
 
 class Address(Struct, frozen=True, kw_only=True):
@@ -32,6 +34,11 @@ class Address(Struct, frozen=True, kw_only=True):
     cafile: str | None = None
     consumer_timeout: float | None = CONSUMER_TIMEOUT
     """The broker's ``consumer_timeout`` in seconds, which no client can ask; None: it has none."""
+
+    @property
+    def longest(self) -> float | None:
+        """Seconds that a run may last, so that it ends before the broker takes its job away."""
+        return None if self.consumer_timeout is None else self.consumer_timeout * MARGIN
 
     def __repr__(self) -> str:
         return f"Address({self.shown!r})"

@@ -111,8 +111,9 @@ class Claiming:
 
     def _claims(self, engine: Engine, helds: Sequence[Held], worker: str) -> list[Claim]:
         claims = []
+        now = engine.loop.time()
         for held in helds:
-            found = self._work.claim(held, worker)
+            found = self._work.claim(held, worker, now - held.at)
             if isinstance(found, Claim):
                 held.claim = found
                 claimed[found.receipt] = held

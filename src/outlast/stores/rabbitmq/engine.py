@@ -53,7 +53,7 @@ class Engine:
         self.shown = address.shown
         self.outbox = Outbox(address, namespace)
         self.intake = Intake(
-            namespace, address.shown, arrived, lambda helds: give_back(self, helds)
+            namespace, address.shown, arrived, lambda helds: give_back(self, helds), address.longest
         )
         self.library = ""
         self.link: Link | None = None

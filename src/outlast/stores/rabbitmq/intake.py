@@ -33,6 +33,9 @@ LOOK = 30.0
 """Seconds between two looks for queues nobody told us of, and for consumers that get nothing."""
 REST = 5.0
 """Seconds without a claim after which what was sent ahead goes back, for others to take."""
+STALE = 0.01
+"""The same for one queue of which nothing was claimed, as a part of what a run may last: what waits
+here is held already, by the broker's clock."""
 PROBES = 20
 """Queues that are asked for at once."""
 
@@ -48,6 +51,7 @@ class Intake:
         shown: str,
         arrived: Callable[[set[str]], None],
         give_back: Callable[[Sequence[Held]], None],
+        longest: float | None,
     ) -> None:
         self.asked: set[Pair] = set()
         """Lines that were asked for, ever."""
@@ -55,6 +59,7 @@ class Intake:
         self._shown = shown
         self._arrived = arrived
         self._give_back = give_back
+        self._stale = None if longest is None else longest * STALE
         self._link: Link | None = None
         self._channel: Channel | None = None
         self._sources: dict[str, Source] = {}
@@ -423,9 +428,16 @@ class Intake:
         await self._look(self.asked)
 
     async def rest(self) -> None:
-        """Give back what was sent ahead and is not claimed, if nobody has claimed for a while."""
-        if self._resting() and any(s.buffer for s in self._sources.values()):
-            await self.stop([source for source in self._sources.values() if source.buffer])
+        """Give back what was sent ahead and has not been claimed for a while."""
+        resting, now = self._resting(), asyncio.get_running_loop().time()
+        idle = [
+            source
+            for source in self._sources.values()
+            if source.buffer
+            and (resting or (self._stale is not None and now - source.buffer[0].at > self._stale))
+        ]
+        if idle:
+            await self.stop(idle)
 
     async def stop(self, sources: Sequence[Source] | None = None) -> None:
         """Consume no more from these, or at all, and give back what was not claimed."""

@@ -61,8 +61,8 @@ class RabbitStore(Served[Engine]):
         self.durability = Durability.POWER
         self.library = f"RabbitMQ (pika {pika.__version__})"
         self._address = address
-        self._longest = address.consumer_timeout
-        self._work = Work(namespace, self.clock, self._chance, self._longest)
+        self.longest = address.longest
+        self._work = Work(namespace, self.clock, self._chance, self.longest)
         self._claiming = Claiming(self._work, self._news)
         self._settling = Settling(self._work)
 
@@ -94,7 +94,7 @@ class RabbitStore(Served[Engine]):
         model = check_jobs(jobs)
         if capacity is not None:
             raise Unsupported(f"{self.url}: a limit for a queue, {NEEDS_RECORDS}")
-        check(jobs[:1] if type(jobs) is Alike else jobs, self._longest)
+        check(jobs[:1] if type(jobs) is Alike else jobs, self.longest)
 
         def begin(engine: Engine, op: Op[Sequence[Added]]) -> None:
             first: dict[str, Job] = {}
@@ -171,7 +171,7 @@ class RabbitStore(Served[Engine]):
     def _settle_op(self, verdicts: Sequence[Verdict]) -> Op[Sequence[Lost]]:
         self._running()
         for verdict in verdicts:
-            check(verdict.then, self._longest)
+            check(verdict.then, self.longest)
             if verdict.event is not None:
                 raise Unsupported(f"{self.url}: a wait for an event, {NEEDS_RECORDS}")
         return Op(lambda engine, op: self._settling.begin(engine, op, verdicts))

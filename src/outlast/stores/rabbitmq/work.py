@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from outlast.errors import DecodeError, Unsupported
 from outlast.job import Claim, Failure, Status
+from outlast.limits import check_timeout
 from outlast.stores.rabbitmq.letters import Packer, State, read
 from outlast.stores.rabbitmq.outbox import Posting
 from outlast.stores.rabbitmq.topology import ALONE, LEVELS, UNIT, Place, band_of
@@ -26,8 +27,6 @@ __all__ = ["Work", "check"]
 
 _log = logging.getLogger(__name__)
 
-MARGIN = 0.95
-"""How much of the broker's consumer timeout a run may last."""
 NEEDS_RECORDS = "which needs records, and RabbitMQ keeps none: leave it out, or use another store"
 
 
@@ -37,12 +36,7 @@ def check(jobs: Sequence[Job], longest: float | None) -> None:
         for name, asked in (("key", job.key), ("lane", job.lane), ("rank", job.rank)):
             if asked:
                 raise Unsupported(f"job {job.id} has a {name}, {NEEDS_RECORDS}")
-        if longest is not None and job.timeout is not None and job.timeout > longest:
-            raise Unsupported(
-                f"job {job.id} may run for {job.timeout:g} s, {NEEDS_RECORDS}. Without them the"
-                f" broker gives a job to somebody else after its consumer_timeout of {longest:g} s:"
-                " raise that there, and say so with ?consumer_timeout= in the URL"
-            )
+        check_timeout(f"job {job.id}", job.timeout, longest)
         if (job.delay or 0.0) >= UNIT * (1 << LEVELS):
             raise Unsupported(f"job {job.id}: RabbitMQ holds jobs back for 17 years at most")
 
@@ -145,8 +139,12 @@ class Work:
 
     # -- and back
 
-    def claim(self, held: Held, worker: str) -> Claim | Failure | Literal["apart"] | None:
+    def claim(
+        self, held: Held, worker: str, age: float
+    ) -> Claim | Failure | Literal["apart"] | None:
         """A claim on it; or why it must be buried; or that it must be set apart; or None: expired.
+
+        ``age`` is how many seconds ago it was delivered.
 
         A job that came back without a word may have killed its worker, or just been sent to one
         that died. So after the last but one time that it may it is set apart, and runs alone from
@@ -173,14 +171,15 @@ class Work:
             suspect=alone,
             worker=worker,
             started_at=now,
-            timeout=self._timeout(job),
+            timeout=self._timeout(job, age),
         )
         return Claim(job, self._chance.token(), state.fence + held.crashes + 1)
 
-    def _timeout(self, job: Job) -> float | None:
+    def _timeout(self, job: Job, age: float) -> float | None:
+        """The broker's clock runs from the delivery on."""
         if self._longest is None:
             return job.timeout
-        most = self._longest * MARGIN
+        most = self._longest - age
         return most if job.timeout is None else min(job.timeout, most)
 
 
