@@ -10,27 +10,30 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import importlib
 import os
 import random
 import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
+from unittest import mock
 
 import apsw
 import msgspec
 from tests.proof.processes import fork, in_child
+from tests.proof.replay import scratch
 from tests.proof.stores import sqlite_store
 from tests.proof.vfs import watched
 
-from outlast import Outlast, current
+from outlast import Durability, Outlast, current
+from outlast.stores.sqlite import files
 from outlast.stores.sqlite.schema import DONE
 from outlast.stores.sqlite.verify import verify
 from outlast.worker import Worker
@@ -43,9 +46,11 @@ __all__ = ["Deeds", "Ground", "Mark", "TableGround", "fill", "take_deeds", "work
 Mark = Callable[[str, int], str]
 """Leaves a mark in a file outside, as the work of a step; the mark."""
 QUEUE = "deeds"
-JOBS = 8
+JOBS = 24
 """In one file; when all are done, the next round begins another."""
 REACH = 200
+SHORT = 0.25
+"""What share of the reach most of the n are drawn from: a life costs what it does until it ends."""
 """The highest n that is drawn."""
 
 
@@ -248,6 +253,23 @@ def fill(ground: Ground, jobs: int) -> None:
     ground.prepare()
 
 
+def warm(at: Callable[[Path], Ground]) -> None:
+    """Import what a whole life imports, once and here: each of the forked ones has it then."""
+    with scratch() as folder:
+        ground = at(folder)
+        names = folder / "names"
+
+        def life() -> None:
+            fill(ground, 1)
+            ground.life(sys.maxsize)
+            names.write_text("\n".join(sys.modules))
+
+        in_child(life, 120.0)
+        for name in names.read_text().splitlines():
+            if name not in sys.modules:
+                importlib.import_module(name)
+
+
 async def work(ground: Ground, folder: Path, vfs: str = "") -> None:
     """Until nothing is left to be done."""
     app = app_at(ground, folder)
@@ -362,13 +384,13 @@ def _sweep(
     at: Callable[[Path], Ground], deeds: Deeds, most: int, until: float, stride: int
 ) -> None:
     """One job, killed at each of its writes in turn, each time from the same start."""
-    with tempfile.TemporaryDirectory(prefix="deeds-") as name:
-        folder = Path(name) / "start"
+    with scratch() as name:
+        folder = name / "start"
         folder.mkdir()
         start = at(folder)
         in_child(lambda: fill(start, 1), 120.0)
         for nth in range(1, most + 1, stride):
-            folder = Path(name) / str(nth)
+            folder = name / str(nth)
             ground = start.copy(folder)
             ended = _round(ground, nth, deeds)
             if not ended:
@@ -382,12 +404,12 @@ def _sweep(
 def _by_lot(
     at: Callable[[Path], Ground], deeds: Deeds, most: int, until: float, dice: random.Random
 ) -> None:
-    with tempfile.TemporaryDirectory(prefix="deeds-") as name:
-        folder = Path(name)
+    with scratch() as folder:
         ground = at(folder)
         in_child(lambda: fill(ground, JOBS), 120.0)
         while deeds.rounds < most and time.monotonic() < until:
-            if _round(ground, dice.randint(1, ground.reach), deeds):
+            reach = ground.reach * (SHORT if dice.random() < 0.8 else 1.0)
+            if _round(ground, dice.randint(1, round(reach)), deeds):
                 break
         else:
             # Out of rounds: one last life, which nobody kills.
@@ -398,6 +420,7 @@ def _by_lot(
 def rounds(at: Callable[[Path], Ground], most: int, seed: int, budget: float, sweep: int) -> Deeds:
     """So many lives, or those that fit into the budget."""
     deeds = Deeds(seed=seed)
+    warm(at)
     began = time.monotonic()
     if sweep:
         _sweep(at, deeds, most, began + budget, sweep)
@@ -472,6 +495,10 @@ def main() -> None:
         return
     with contextlib.ExitStack() as stack:
         at: Callable[[Path], Ground] = SqliteGround
+        # What a killed process wrote is there, synced or not: files in memory will do.
+        stack.enter_context(
+            mock.patch.object(files, "path_durability", return_value=(Durability.POWER, ""))
+        )
         if told.postgres:
             from tests.proof.deeds_postgres import grounds
 

@@ -71,9 +71,9 @@ TITLES = {
     ),
     "deeds": (
         "Kill -9 in jobs with steps and transactions",
-        "A worker kills itself as it is about to do its n-th write or sync, n drawn from 1 to 200:"
-        " each row of a transaction is there once, and what is remembered of a step is the last"
-        " time it was done.",
+        "A worker kills itself as it is about to do its n-th write or sync, n drawn from 1 to 200,"
+        " mostly from 1 to 50: each row of a transaction is there once, and what is remembered of a"
+        " step is the last time it was done.",
     ),
     "deeds-postgres": (
         "The same on PostgreSQL",

@@ -202,13 +202,20 @@ def usable(name: str) -> str:
     return ""
 
 
-def soak(names: list[str], minutes: float, piece: float, results: Path) -> int:
-    """Go round until the time is over; the number of pieces that found something."""
+def soak(
+    names: list[str], minutes: float, piece: float, results: Path, first: int | None = None
+) -> int:
+    """Go round until the time is over; the number of pieces that found something.
+
+    Seeds go on from the last in the results, unless ``first`` is given.
+    """
     results.parent.mkdir(exist_ok=True)
     deadline = time.monotonic() + minutes * 60
     seeds = dict.fromkeys(names, 0)
     for line in read_lines(results):
         seeds[line.kind] = max(seeds.get(line.kind, 0), line.seed + 1)
+    if first is not None:
+        seeds = dict.fromkeys(names, first)
     owed = dict.fromkeys(names, 0.0)
     found = 0
     while (left := deadline - time.monotonic()) > 5:
@@ -237,6 +244,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--only", default="", help="kinds by comma: " + ", ".join(RIGS))
     parser.add_argument("--piece", type=float, default=PIECE, help="seconds of one piece")
+    parser.add_argument("--seed", type=int, help="the first, where a variant is to be done")
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--report", action="store_true", help="write docs/proof.md, run nothing")
     told = parser.parse_args()
@@ -250,7 +258,7 @@ def main() -> None:
         if reason := usable(name):
             print(f"left out: {name} {reason}")
             names.remove(name)
-    sys.exit(1 if soak(names, told.minutes, told.piece, told.results) else 0)
+    sys.exit(1 if soak(names, told.minutes, told.piece, told.results, told.seed) else 0)
 
 
 if __name__ == "__main__":
