@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.conformance.conftest import Place
 from tests.conformance.steps import OOPS, add, get, ids, job, soon, start, take, waiting
+from tests.engine.rig import until
 
 from outlast.errors import StoreClosed
 from outlast.job import Death, Status, give_back, retry
@@ -163,6 +165,59 @@ async def test_enough(store: Any) -> None:
     assert await soon(task) == []
     assert len(await add(store, job())) == 1
     assert len(await take(store)) == 1
+
+
+class Busy:
+    """The writer begins its next transaction, and goes on when it is told to."""
+
+    def __init__(self, writer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._writer, self._begin = writer, writer._begin
+        self._go = threading.Event()
+        self._begun = threading.Event()
+        monkeypatch.setattr(writer, "_begin", self._held)
+
+    def _held(self) -> None:
+        self._begun.set()
+        assert self._go.wait(60)
+        self._begin()
+
+    async def begun(self) -> None:
+        await until(self._begun.is_set)
+
+    def go_on(self) -> None:
+        self._go.set()
+
+
+async def test_enough_before_the_writer_has_come_to_it(
+    store: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = await start(store, job())
+    (await parked(store)).cancel()
+    writer, enough = store._writer, never()
+    busy = Busy(writer, monkeypatch)
+    renewing = asyncio.ensure_future(store.renew([running], 5.0))
+    await busy.begun()
+    task = asyncio.ensure_future(claim(store, enough=enough))
+    await until(lambda: writer._waiting)
+    enough.cancel()
+    await until(lambda: writer._roused)
+    busy.go_on()
+    await soon(renewing)
+    assert await soon(task) == []
+
+
+async def test_news_that_others_have_seen_before_the_writer_has_come_to_it(
+    store: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second of two claims: it set no alarm, since there was something to look at."""
+    busy = Busy(store._writer, monkeypatch)
+    first = asyncio.ensure_future(claim(store))
+    await busy.begun()
+    second = asyncio.ensure_future(claim(store))
+    await until(lambda: store._writer._waiting)
+    busy.go_on()
+    assert await soon(first) == []
+    assert await soon(second) == []
 
 
 async def test_cancelled_while_it_waits_it_claims_nothing(store: Any) -> None:

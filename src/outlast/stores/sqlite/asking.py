@@ -90,6 +90,8 @@ async def wait_for(
         writer.rouse()
 
     waits = op.idle is not None and op.idle()
+    if not waits:
+        op.idle = _never  # though others see the news first: it has no alarm to end its wait
     op.reply = reply
     writer.submit(op)
     enough.add_done_callback(look_now)
@@ -103,3 +105,7 @@ async def wait_for(
         enough.remove_done_callback(look_now)
         if alarmed is not None:
             alarmed.cancel()
+
+
+def _never() -> bool:
+    return False

@@ -168,19 +168,23 @@ class Writer:
         group: list[Op[Any]] = []
         last: list[Op[Any]] = []
         size = 0
-        if self._roused:
+        roused = self._roused
+        if roused:
             self._roused = False
             last = self._unpark()
         while self._waiting and size < GROUP:
             op = self._waiting.popleft()
             if op.idle is None:
                 group.append(op)
-            elif op.idle():
+            elif op.idle() and not roused:
                 self._parked = [*self._unpark(), op]
                 continue
             else:
+                # Who roused may have meant this one, which was on its way here.
                 last.append(op)
             size += op.size
+        if roused and self._waiting:
+            self._roused = True
         if self._parked and any(op.jobs is not None for op in group):
             last += self._unpark()
         return group + last
