@@ -203,22 +203,22 @@ def usable(name: str) -> str:
 
 
 def soak(
-    names: list[str], minutes: float, piece: float, results: Path, first: int | None = None
+    names: list[str], minutes: float, piece: float, results: Path, only: int | None = None
 ) -> int:
     """Go round until the time is over; the number of pieces that found something.
 
-    Seeds go on from the last in the results, unless ``first`` is given.
+    Seeds go on from the last in the results. With ``only``, one piece of each with that seed.
     """
     results.parent.mkdir(exist_ok=True)
     deadline = time.monotonic() + minutes * 60
     seeds = dict.fromkeys(names, 0)
     for line in read_lines(results):
         seeds[line.kind] = max(seeds.get(line.kind, 0), line.seed + 1)
-    if first is not None:
-        seeds = dict.fromkeys(names, first)
+    if only is not None:
+        seeds = dict.fromkeys(names, only)
     owed = dict.fromkeys(names, 0.0)
     found = 0
-    while (left := deadline - time.monotonic()) > 5:
+    while names and (left := deadline - time.monotonic()) > 5:
         for name in names:
             owed[name] += RIGS[name].share
         name = max(owed, key=lambda each: owed[each])
@@ -228,6 +228,8 @@ def soak(
         _append(results, line)
         broken = bool(line.numbers.get("broken")) and not line.expected
         found += broken
+        if only is not None:
+            names = [each for each in names if each != name]
         print(f"{line.date} {name:8} {'BROKEN' if broken else 'ok':6} {line.brief()}", flush=True)
     return found
 
@@ -244,7 +246,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--only", default="", help="kinds by comma: " + ", ".join(RIGS))
     parser.add_argument("--piece", type=float, default=PIECE, help="seconds of one piece")
-    parser.add_argument("--seed", type=int, help="the first, where a variant is to be done")
+    parser.add_argument("--seed", type=int, help="only this one: a variant that is to be done")
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--report", action="store_true", help="write docs/proof.md, run nothing")
     told = parser.parse_args()
