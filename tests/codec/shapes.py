@@ -12,7 +12,6 @@ from zoneinfo import ZoneInfo
 import attrs
 import msgspec
 import pydantic
-from hypothesis import HealthCheck, settings
 
 from outlast.codec import ItemCodec, Signature
 
@@ -20,9 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 T = TypeVar("T")
-
-# How long an example takes, or to be thought of, says nothing on a machine that others use too.
-PATIENT = settings(deadline=None, suppress_health_check=(HealthCheck.too_slow,))
 
 
 class Color(enum.Enum):

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tests.codec.shapes import PATIENT, Node, takes
+from tests.codec.shapes import Node, takes
 
 from outlast import DecodeError, EncodeError
 from outlast.codec import ItemCodec, Signature
@@ -140,7 +140,7 @@ class TestDepth:
         signature = takes(Any)
         assert signature.decode(signature.encode(([text, text],), {})) == (([text, text],), {})
 
-    @settings(PATIENT, max_examples=200)
+    @settings(max_examples=200)
     @given(
         value=st.recursive(
             st.integers() | st.text('[]{}"\\:,a', max_size=6),
@@ -258,18 +258,18 @@ class TestAnyBytes:
                 except DecodeError as error:
                     assert error.data == data  # noqa: PT017
 
-    @settings(PATIENT, max_examples=200)
+    @settings(max_examples=200)
     @given(st.binary())
     def test_bytes(self, data: bytes) -> None:
         self.check(data)
 
-    @settings(PATIENT, max_examples=200)
+    @settings(max_examples=200)
     @given(st.text('{}[]",:x*0123456789.eE+-\\untrefalsd ').map(str.encode))
     @example(b'{"x":1')
     def test_characters_of_json(self, data: bytes) -> None:
         self.check(data)
 
-    @settings(PATIENT, max_examples=150)
+    @settings(max_examples=150)
     @given(
         value=st.recursive(
             st.none() | st.booleans() | st.integers() | st.floats() | st.text(),

@@ -18,7 +18,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.codec.shapes import (
-    PATIENT,
     Box,
     Color,
     Corner,
@@ -175,13 +174,13 @@ KINDS: dict[Any, st.SearchStrategy[Any]] = {
 
 
 @pytest.mark.parametrize("annotation", KINDS, ids=str)
-@settings(PATIENT, max_examples=20)
+@settings(max_examples=20)
 @given(data=st.data())
 def test_every_kind_comes_back(annotation: Any, data: st.DataObject) -> None:
     assert carries(annotation, data.draw(KINDS[annotation]))
 
 
-@settings(PATIENT, max_examples=20)
+@settings(max_examples=20)
 @given(data=st.data())
 def test_nested_kinds_come_back(data: st.DataObject) -> None:
     one, other = (data.draw(st.sampled_from(list(KINDS))) for _ in range(2))
@@ -259,7 +258,7 @@ class TestZones:
         assert carries(datetime, edge)
         assert carries(datetime, edge.replace(tzinfo=BERLIN))
 
-    @settings(PATIENT, max_examples=30)
+    @settings(max_examples=30)
     @given(name=st.sampled_from(sorted(zoneinfo.available_timezones())), at=st.datetimes())
     def test_every_zone_of_this_machine(self, name: str, at: datetime) -> None:
         assert carries(datetime, at.replace(tzinfo=ZoneInfo(name)))
@@ -294,7 +293,7 @@ class TestNumbers:
 
 
 class TestModels:
-    @settings(PATIENT, max_examples=30)
+    @settings(max_examples=30)
     @given(name=texts, cash=st.decimals(-(10**9), 10**9, places=2), born=st.datetimes())
     def test_pydantic_models_come_back(self, name: str, cash: Decimal, born: datetime) -> None:
         born = born.replace(fold=0)  # pydantic loses it, so it would be refused

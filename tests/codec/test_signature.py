@@ -12,7 +12,7 @@ from typing import Any, TypedDict, Unpack
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.codec.shapes import PATIENT, Point
+from tests.codec.shapes import Point
 
 from outlast import DecodeError, EncodeError
 from outlast.codec import Signature
@@ -62,7 +62,7 @@ names = st.sampled_from(("a", "b", "c", "order", "to", "copies", "more", "others
 
 
 @pytest.mark.parametrize("fn", FUNCTIONS)
-@settings(PATIENT, max_examples=60)
+@settings(max_examples=60)
 @given(
     args=st.lists(st.integers(0, 9) | st.just("t"), max_size=4).map(tuple),
     kwargs=st.dictionaries(names, st.integers(0, 9) | st.just("t"), max_size=4),
@@ -225,7 +225,7 @@ class TestDigest:
         )
         assert one == two
 
-    @settings(PATIENT, max_examples=50)
+    @settings(max_examples=50)
     @given(items=st.lists(st.text(max_size=5) | st.integers() | st.none(), unique=True, max_size=8))
     def test_equal_sets_are_equal_bytes(self, items: list[Any]) -> None:
         def work(x: set[str | int | None]) -> None: ...
@@ -237,7 +237,7 @@ class TestDigest:
     def test_the_order_of_lists_counts(self) -> None:
         assert self.digest(anything, [1, 2]) != self.digest(anything, [2, 1])
 
-    @settings(PATIENT, max_examples=60)
+    @settings(max_examples=60)
     @given(one=st.dictionaries(st.text(max_size=3), st.integers(), max_size=3), data=st.data())
     def test_other_arguments_another_digest(self, one: dict[str, int], data: st.DataObject) -> None:
         other = data.draw(st.dictionaries(st.text(max_size=3), st.integers(), max_size=3))

@@ -46,7 +46,7 @@ def state(queue: Any) -> tuple[Any, ...]:
 @pytest.mark.parametrize("commit", ["group", "each"])
 @pytest.mark.parametrize("kind", KINDS)
 @given(script=st.lists(calls, max_size=40), maxsize=st.sampled_from([0, 1, 3]))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_calls_without_a_loop(
     kind: str, commit: str, script: list[tuple[Any, ...]], maxsize: int
 ) -> None:
@@ -106,7 +106,7 @@ def outcome(task: asyncio.Task[Any]) -> Any:
 @pytest.mark.parametrize("kind", KINDS)
 @given(script=st.lists(steps, max_size=40), maxsize=st.sampled_from([0, 1, 3]))
 @example(script=WOKEN_TOO_LATE, maxsize=1)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_tasks_round_by_round(kind: str, script: list[tuple[Any, ...]], maxsize: int) -> None:
     """With commit="each" nothing takes a round of the loop more or less than with asyncio."""
     theirs, mine = make(kind, maxsize, "each")

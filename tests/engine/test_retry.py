@@ -8,7 +8,7 @@ from math import isfinite
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from outlast import ConfigurationError, RetryPolicy
@@ -66,7 +66,6 @@ class TestDelay:
         assert policy.next_delay(10_000, HALF) == 60
         assert policy.next_delay(10**9, HALF) == 60
 
-    @settings(deadline=None, suppress_health_check=(HealthCheck.too_slow,))
     @given(
         delay=st.floats(0, 1e9), factor=st.floats(1, 1e9), cap=st.floats(0, 1e9),
         failures=st.integers(0, 10**6), jitter=st.booleans(),

@@ -188,7 +188,6 @@ def test_a_store_does_what_the_model_does(machine: type[Machine], examples: int)
         settings=settings(
             max_examples=examples * TIMES,
             stateful_step_count=40,
-            deadline=None,
             phases=phases,
             suppress_health_check=list(HealthCheck),
         ),

@@ -270,7 +270,7 @@ async def test_nor_is_anything_wrong_in_a_long_game(tmp_path: Path, seed: int) -
 
 @pytest.mark.timeout(240)
 @given(st.lists(st.tuples(st.integers(0, 1), acts), min_size=5, max_size=30))
-@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=20, suppress_health_check=list(HealthCheck))
 def test_whatever_was_done_the_file_is_in_order(moves: list[Move]) -> None:
     folder = Path(tempfile.mkdtemp(prefix="outlast-test-"))
     try:

@@ -89,7 +89,7 @@ async def test_nor_does_any_in_a_long_game(tmp_path: Path, seed: int) -> None:
 
 @pytest.mark.timeout(240)
 @given(st.lists(acts, min_size=5, max_size=20))
-@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=8, suppress_health_check=list(HealthCheck))
 def test_no_call_sees_or_touches_another_namespace(script: list[tuple[Any, ...]]) -> None:
     folder = Path(tempfile.mkdtemp(prefix="outlast-test-"))
     try:
