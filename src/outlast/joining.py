@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from outlast.store import Joining, Store
     from outlast.store import Transaction as Open
 
-__all__ = ["MOST", "Transaction", "joined_here"]
+__all__ = ["MOST", "Transaction", "is_joined", "joined_here"]
 
 MOST = 5.0
 """Seconds that a transaction may take, and half the lease: others wait for what it has locked."""
@@ -32,6 +32,12 @@ def joined_here(store: Store) -> Transaction | None:
     """The transaction that is open in this context, if it is one of that store's place."""
     found = _here.get()
     return found if found is not None and found.is_in(store) else None
+
+
+def is_joined() -> bool:
+    """Whether a transaction is open in this context, of whatever store."""
+    found = _here.get()
+    return found is not None and found.is_open
 
 
 class Transaction:

@@ -245,10 +245,7 @@ class Current:
     def _stepping(self) -> Steps:
         if self._steps is None:
             if self._keeper is None:
-                raise TaskError(
-                    "steps are kept by stores that can, such as sqlite, for tasks that run in the "
-                    "worker's own process: not with processes=True"
-                )
+                raise TaskError("steps are kept by stores that can: sqlite, postgresql and redis")
             self._steps = Steps(self._claim, self._keeper, lambda: self.lease_lost, self._park)
         return self._steps
 

@@ -9,7 +9,7 @@ import sys
 import threading
 from pathlib import Path
 
-from outlast import Outlast, Retry, current
+from outlast import Outlast, Retry, TaskError, current
 
 app = Outlast("memory://apart")
 __all__ = ["app"]
@@ -84,6 +84,59 @@ def loops() -> int:
 @app.task(name="odd", processes=True)
 def odd() -> object:
     return object()
+
+
+def note(log: str, word: str) -> str:
+    """The work of a step: a line in a file outside."""
+    with open(log, "a") as file:
+        file.write(f"{word}\n")
+    return word.upper()
+
+
+@app.task(name="stepped", processes=True)
+def stepped(log: str) -> list[str]:
+    """Dies once, with two steps done."""
+    step = current().step_sync
+    done = [step("note", note, log, word) for word in ("one", "two")]
+
+    async def inner() -> str:
+        return str(await current().step("last", note, log, "three"))
+
+    if not os.path.exists(log + ".died"):
+        Path(log + ".died").touch()
+        os._exit(3)
+    return [*done, asyncio.run(inner())]
+
+
+@app.task(name="sleeps", processes=True)
+def sleeps() -> None:
+    asyncio.run(current().sleep(1))
+
+
+@app.task(name="leaves_a_thread", processes=True)
+def leaves_a_thread(log: str) -> int:
+    """Its thread goes on in the process when the job has ended."""
+    step = current().step_sync
+
+    def late() -> None:
+        while not os.path.exists(log + ".go"):
+            threading.Event().wait(0.01)
+        try:
+            step("late", note, log, "late")
+        except TaskError as error:
+            note(log, str(error))
+
+    threading.Thread(target=late, daemon=True).start()
+    return os.getpid()
+
+
+@app.task(name="waits_for_it", processes=True)
+def waits_for_it(log: str) -> int:
+    """Until that thread has said something."""
+    Path(log + ".go").touch()
+    while not os.path.exists(log):
+        threading.Event().wait(0.01)
+    return os.getpid()
 
 
 class Shelf:

@@ -12,8 +12,11 @@ import pytest
 from tests.engine.apart_tasks import app, hidden_task
 from tests.engine.rig import until
 
-from outlast import JobCancelled, JobFailed, Status
+from outlast import JobCancelled, JobFailed, Status, StoreUnavailable, TaskError
+from outlast.job import Claim, Job, Step
+from outlast.stores.memory.store import MemoryStore
 from outlast.worker import Worker
+from outlast.worker.apart import Kept
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -34,6 +37,10 @@ async def worker(**options: Any) -> AsyncIterator[Worker]:
         finally:
             made.stop()
             await running
+
+
+def never_asked(asked: object) -> Any:
+    raise AssertionError(f"the worker was asked for {asked}")
 
 
 async def failure_of(name: str, *args: Any) -> Failure:
@@ -139,3 +146,66 @@ async def test_a_task_no_process_can_find_says_what_to_do() -> None:
     async with worker():
         failure = await failure_of("hidden")
     assert "define it at the top level" in failure.message
+
+
+async def test_a_step_is_done_once(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    async with worker():
+        handle = await app.tasks["stepped"].enqueue(str(log))
+        assert await handle.result(60) == ["ONE", "TWO", "THREE"]
+        assert (await handle.job()).attempt == 2
+    assert log.read_text().split() == ["one", "two", "three"]
+
+
+@pytest.mark.parametrize(
+    ("method", "kind"),
+    [("recall", "StoreUnavailable"), ("remember", "StoreUnavailable"), ("held", "LeaseLost")],
+)
+async def test_a_step_that_is_not_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, kind: str
+) -> None:
+    async def away(*_: object) -> Any:
+        raise StoreUnavailable("it is away")
+
+    async def refused(*_: object) -> bool:
+        return False
+
+    broken = refused if method == "held" else away
+    monkeypatch.setattr(MemoryStore, "remember" if method == "held" else method, broken)
+    async with worker():
+        failure = await failure_of("stepped", str(tmp_path / "log"))
+    assert failure.type == f"outlast.{kind}"
+
+
+def test_no_step_inside_a_transaction_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The worker would wait for what the transaction has locked, and that one for the worker."""
+    monkeypatch.setattr("outlast.worker.apart.is_joined", lambda: True)
+    with pytest.raises(TaskError, match="before or after"):
+        Kept(never_asked).remember_now(Claim(Job(id="j"), b""), Step(name="s#1"))
+
+
+async def test_a_store_without_steps_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("outlast.worker.worker.keeper_of", lambda *_: None)
+    async with worker():
+        failure = await failure_of("stepped", str(tmp_path / "log"))
+    assert "steps are kept by stores that can" in failure.message
+
+
+async def test_they_can_not_sleep_without_their_process() -> None:
+    async with worker():
+        assert "raise Snooze instead" in (await failure_of("sleeps")).message
+
+
+async def test_a_thread_left_behind_does_no_step_of_the_next_job(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    async with worker(concurrency=1):
+        first = await (await app.tasks["leaves_a_thread"].enqueue(str(log))).result(60)
+        second = await app.tasks["waits_for_it"].enqueue(str(log))
+        assert await second.result(60) == first, "the same process"
+        store: Any = app.store
+        assert await store.recall(Claim(await second.job(), b"")) == []
+    assert "the job has ended" in log.read_text()

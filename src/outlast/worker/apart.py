@@ -13,29 +13,100 @@ import queue
 import runpy
 import sys
 import threading
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, BinaryIO
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from outlast.chance import SystemChance
 from outlast.clock import SystemClock
+from outlast.errors import StoreError, StoreUnavailable, TaskError
 from outlast.execution import Means, execute
 from outlast.failing import describe
-from outlast.job import Claim, Failure, Verdict
+from outlast.job import Claim, Failure, Step, Verdict
+from outlast.joining import is_joined
 from outlast.running import Current
-from outlast.worker.frames import Begun, Hello, Note, Order, Outcome, pack, unpack
+from outlast.steps import Keeper
+from outlast.worker.frames import (
+    Begun,
+    Hello,
+    Known,
+    Note,
+    Order,
+    Outcome,
+    Recall,
+    Remember,
+    Stored,
+    Trouble,
+    pack,
+    unpack,
+)
 
 if TYPE_CHECKING:
     from outlast.execution import Runnable
+    from outlast.store import Stepping
     from outlast.worker.frames import Frame
 
-__all__ = ["Apart", "main"]
+__all__ = ["Apart", "Kept", "main"]
+
+
+class Kept:
+    """The steps of one job, which the worker stores: each call is a word to it and its answer.
+
+    After the job's end nothing is asked any more: a thread that it left behind would speak for the
+    next job of this process.
+    """
+
+    url = ""
+
+    def __init__(self, ask: Callable[[Frame], Frame]) -> None:
+        self._ask = ask
+        self._lock = threading.Lock()
+        self._ended = False
+
+    def end(self) -> None:
+        """Wait for what is being asked, and ask nothing more."""
+        with self._lock:
+            self._ended = True
+
+    def recall_now(self, claim: Claim) -> Sequence[Step]:
+        known = self._answer(Recall())
+        assert isinstance(known, Known)
+        return known.steps
+
+    def remember_now(self, claim: Claim, step: Step) -> bool:
+        if is_joined():
+            raise TaskError(
+                "with processes=True it is the worker that stores a step, so it can't be part of a "
+                "transaction here: do the step before or after it"
+            )
+        stored = self._answer(Remember(step))
+        assert isinstance(stored, Stored)
+        return stored.held
+
+    async def recall(self, claim: Claim) -> Sequence[Step]:
+        """For a loop that the task runs itself."""
+        return self.recall_now(claim)
+
+    async def remember(self, claim: Claim, step: Step) -> bool:
+        """For a loop that the task runs itself."""
+        return self.remember_now(claim, step)
+
+    def _answer(self, asked: Frame) -> Frame:
+        with self._lock:
+            if self._ended:
+                raise TaskError("the job has ended: nothing more can be a step of it")
+            answer = self._ask(asked)
+        if isinstance(answer, Trouble):
+            raise (StoreUnavailable if answer.unavailable else StoreError)(answer.message)
+        return answer
 
 
 class Apart:
     """Runs orders as they come, and answers each with how it went."""
 
-    def __init__(self, answers: int) -> None:
+    def __init__(self, answers: int, replies: queue.SimpleQueue[Frame]) -> None:
         self._answers = answers
+        self._replies = replies
+        self._saying = threading.Lock()
         self._means = Means(clock=SystemClock(), chance=SystemChance())
         self._tasks: dict[str, Runnable] = {}
         self._main: str | None = None
@@ -64,16 +135,24 @@ class Apart:
             return
         self._say(Begun())
         claim = Claim(job, b"", order.fence)
-        run = Current(claim, lambda progress: self._say(Note(progress)))
+        kept = Kept(self._ask)
+        keeper = Keeper(cast("Stepping", kept), self._means.clock) if order.steps else None
+        run = Current(claim, lambda progress: self._say(Note(progress)), keeper)
         verdict = _drive(task, claim, run, self._means)
+        kept.end()
         self._say(
             Outcome(verdict.kind, verdict.result, verdict.delay, verdict.failure, verdict.started)
         )
 
     def _say(self, frame: Frame) -> None:
         data = pack(frame)
-        while data:
-            data = data[os.write(self._answers, data) :]
+        with self._saying:
+            while data:
+                data = data[os.write(self._answers, data) :]
+
+    def _ask(self, frame: Frame) -> Frame:
+        self._say(frame)
+        return self._replies.get()
 
     def _find(self, order: Order) -> Runnable | None:
         name = order.job.task or ""
@@ -127,22 +206,27 @@ def _drive(task: Runnable, claim: Claim, run: Current, means: Means) -> Verdict:
     raise AssertionError("a plain function ran in an event loop that isn't there")
 
 
-def _read(source: BinaryIO, orders: queue.SimpleQueue[Order]) -> None:
-    """Pass the orders on; at the end of the input, end the process whatever it does."""
+def _read(
+    source: BinaryIO, orders: queue.SimpleQueue[Order], replies: queue.SimpleQueue[Frame]
+) -> None:
+    """Pass on what comes; at the end of the input, end the process whatever it does."""
     while True:
         size = source.read(4)
         data = source.read(int.from_bytes(size, "big")) if len(size) == 4 else b""
         if not data:
             os._exit(0)
         frame = unpack(data)
-        assert isinstance(frame, Order)
-        orders.put(frame)
+        if isinstance(frame, Order):
+            orders.put(frame)
+        else:
+            replies.put(frame)
 
 
 def main() -> int:
     """Talk on what were standard input and output, and put others in their place."""
     source = os.fdopen(os.dup(0), "rb")
-    apart = Apart(os.dup(1))
+    replies: queue.SimpleQueue[Frame] = queue.SimpleQueue()
+    apart = Apart(os.dup(1), replies)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.dup2(2, 1)
@@ -153,7 +237,7 @@ def main() -> int:
     assert isinstance(hello, Hello)
     apart.greet(hello)
     orders: queue.SimpleQueue[Order] = queue.SimpleQueue()
-    threading.Thread(target=_read, args=(source, orders), daemon=True).start()
+    threading.Thread(target=_read, args=(source, orders, replies), daemon=True).start()
     while True:
         apart.work(orders.get())
 

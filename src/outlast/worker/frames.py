@@ -10,9 +10,23 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
-from outlast.job import Failure, Job, Progress
+from outlast.job import Failure, Job, Progress, Step
 
-__all__ = ["Begun", "Frame", "Hello", "Note", "Order", "Outcome", "pack", "unpack"]
+__all__ = [
+    "Begun",
+    "Frame",
+    "Hello",
+    "Known",
+    "Note",
+    "Order",
+    "Outcome",
+    "Recall",
+    "Remember",
+    "Stored",
+    "Trouble",
+    "pack",
+    "unpack",
+]
 
 
 class Hello(Struct, tag=True, frozen=True):
@@ -30,6 +44,8 @@ class Order(Struct, tag=True, frozen=True):
     fence: int
     modules: list[str]
     qualname: str
+    steps: bool
+    """Whether the store keeps steps: the worker does it when it is asked."""
 
 
 class Begun(Struct, tag=True, frozen=True):
@@ -52,7 +68,36 @@ class Outcome(Struct, tag=True, frozen=True):
     started: bool
 
 
-Frame = Hello | Order | Begun | Note | Outcome
+class Recall(Struct, tag=True, frozen=True):
+    """Which steps of the job are stored? ``Known`` or ``Trouble`` comes back."""
+
+
+class Remember(Struct, tag=True, frozen=True):
+    """Store a step of the job. ``Stored`` or ``Trouble`` comes back."""
+
+    step: Step
+
+
+class Known(Struct, tag=True, frozen=True):
+    """The steps that are stored."""
+
+    steps: list[Step]
+
+
+class Stored(Struct, tag=True, frozen=True):
+    """Whether the step was stored: not if the job is not ours any more."""
+
+    held: bool
+
+
+class Trouble(Struct, tag=True, frozen=True):
+    """The store did not do it."""
+
+    unavailable: bool
+    message: str
+
+
+Frame = Hello | Order | Begun | Note | Outcome | Recall | Remember | Known | Stored | Trouble
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Frame).decode

@@ -7,10 +7,24 @@ import logging
 import sys
 from typing import TYPE_CHECKING
 
+from outlast.errors import StoreError, StoreUnavailable
 from outlast.execution import crashed
 from outlast.failing import TimedOut
 from outlast.job import Failure, Verdict
-from outlast.worker.frames import Begun, Hello, Note, Order, Outcome, pack, unpack
+from outlast.worker.frames import (
+    Begun,
+    Hello,
+    Known,
+    Note,
+    Order,
+    Outcome,
+    Recall,
+    Remember,
+    Stored,
+    Trouble,
+    pack,
+    unpack,
+)
 
 if TYPE_CHECKING:
     from asyncio.subprocess import Process
@@ -18,6 +32,7 @@ if TYPE_CHECKING:
     from outlast.execution import Runnable
     from outlast.job import Claim
     from outlast.running import Current
+    from outlast.steps import Keeper
     from outlast.worker.frames import Frame
 
 __all__ = ["WorkerProcesses"]
@@ -66,11 +81,13 @@ class _Partner:
 class WorkerProcesses:
     """Processes are started when they are needed, and used again for the next job.
 
-    ``home`` names a module that has the tasks, if the module of a function does not.
+    ``home`` names a module that has the tasks, if the module of a function does not. ``keeper``
+    keeps the steps of the jobs, if the store can: a process says which, and this one stores them.
     """
 
-    def __init__(self, home: str | None = None) -> None:
+    def __init__(self, home: str | None = None, keeper: Keeper | None = None) -> None:
         self._home = home
+        self._keeper = keeper
         self._idle: list[_Partner] = []
 
     async def run(self, claim: Claim, task: Runnable, run: Current) -> Verdict:
@@ -115,7 +132,8 @@ class WorkerProcesses:
     ) -> Outcome | None:
         """What became of the job; None if its process died."""
         modules = [_importable(task.fn.__module__), *([self._home] if self._home else [])]
-        partner.send(Order(claim.job, claim.fence, modules, task.fn.__qualname__))
+        steps = self._keeper is not None
+        partner.send(Order(claim.job, claim.fence, modules, task.fn.__qualname__, steps))
         timeout = claim.job.timeout
         limit = asyncio.timeout(None)
         try:
@@ -126,12 +144,25 @@ class WorkerProcesses:
                         limit.reschedule(asyncio.get_running_loop().time() + timeout)
                     elif isinstance(frame, Note):
                         run.pass_on(frame.progress)
+                    elif isinstance(frame, Recall | Remember):
+                        partner.send(await self._keep(claim, frame))
                     elif frame is None or isinstance(frame, Outcome):
                         return frame
         except TimeoutError:
             if limit.expired() and run.why is None:
                 raise TimedOut(timeout) from None
             raise
+
+    async def _keep(self, claim: Claim, asked: Recall | Remember) -> Frame:
+        """Do with the steps of a job what its process asks for; the answer."""
+        assert self._keeper is not None
+        store = self._keeper.store
+        try:
+            if isinstance(asked, Recall):
+                return Known(list(await store.recall(claim)))
+            return Stored(await store.remember(claim, asked.step))
+        except StoreError as error:
+            return Trouble(isinstance(error, StoreUnavailable), str(error))
 
 
 def _importable(module: str) -> str:

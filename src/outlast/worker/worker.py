@@ -159,12 +159,13 @@ class Worker:
     async def _work(self, store: Store) -> None:
         threads = WorkerThreads(self.concurrency)
         settling = Settling(store, self.clock, self._hooks)
-        processes = WorkerProcesses(self._home)
+        keeper = keeper_of(store, self.clock, self._lease)
+        processes = WorkerProcesses(self._home, keeper)
         means = Means(
             clock=self.clock, chance=self.chance, marks=self.marks,
             threads=threads if self._on_thread else None,
             processes=processes if self._on_thread else None,
-            keeper=keeper_of(store, self.clock, self._lease),
+            keeper=keeper,
         )  # fmt: skip
         crew = Crew(self._tasks, means, self.marks, settling.put, self._hooks, self.concurrency)
         settling.settled, crew.fail = crew.settled, self._fail
