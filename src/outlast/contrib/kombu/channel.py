@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from concurrent.futures import wait
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,12 @@ __all__ = ["Channel"]
 
 WINDOW = 100
 """Messages taken at once by a consumer that sets no limit."""
+AHEAD = 0.03
+"""Seconds of work that are claimed ahead of those who may have it, so that claims are few."""
+MOST = 100
+"""Messages that are claimed ahead at most."""
+STALE = 0.25
+"""Seconds after which what was claimed ahead goes back, if nothing of it was wanted meanwhile."""
 
 
 class QoS(virtual.QoS):
@@ -61,6 +68,10 @@ class Channel(virtual.Channel):
         self._fleeting: set[str] = set()
         self._ready: deque[Claim] = deque()
         self._claiming: Future[Sequence[Claim]] | None = None
+        self._holding = threading.Lock()
+        self._ahead = 0
+        self._passed = 0
+        self._counted_at = self._taken_at = 0.0
         self._asked = 0
         self._more = True
 
@@ -210,6 +221,7 @@ class Channel(virtual.Channel):
             self._no_ack.add(queue)
         super().basic_consume(queue, no_ack, callback, consumer_tag, **kwargs)
         self.shared.hands.consumes(queue)
+        self.shared.hands.watch(self.let_go)
         self._more = True
         self.connection.ear.ring()
 
@@ -254,6 +266,7 @@ class Channel(virtual.Channel):
             self._claiming = self._qos = None
         super().close()
         if transport.mine:
+            transport.shared.hands.watch_no_more(self.let_go)
             transport.shared.hands.flush()
 
     # -- claims: begun here, and delivered when they have come, so that no event loop waits
@@ -278,18 +291,20 @@ class Channel(virtual.Channel):
 
     def has_room(self) -> None:
         """Something was acknowledged, in whatever thread."""
-        if self._active_queues and (self._more or self._ready):
-            self.connection.ear.ring()
+        transport = self.connection
+        if self._active_queues and (self._more or self._ready) and not transport.turns:
+            transport.ear.ring()
 
     def fetch(self) -> bool:
         """Begin a claim, if there is room and may be something; whether it knows of nothing."""
         if self._claiming is not None or not self._active_queues:
             return False
-        room = self._room()
-        if self._more and room > 0:
-            self._asked = room
-            self._claiming = self.shared.hands.claim(self.wants, room)
-            self._claiming.add_done_callback(self.connection.ear.ring)
+        if self._more:
+            missing = self._room() + self._ahead - len(self._ready)
+            if missing > self._ahead // 2:
+                self._asked = missing
+                self._claiming = self.shared.hands.claim(self.wants, missing)
+                self._claiming.add_done_callback(self.connection.ear.ring)
         return not self._more
 
     def collect(self) -> None:
@@ -299,12 +314,40 @@ class Channel(virtual.Channel):
             self._claiming = None
             claims = self.shared.hands.take(claiming)
             self._more = len(claims) >= self._asked
-            self._ready.extend(claims)
+            self._look_ahead()
+            with self._holding:
+                self._ready.extend(claims)
+
+    def _look_ahead(self) -> None:
+        """As much as was wanted lately in a moment: nothing, where tasks take their time."""
+        now = self._taken_at = self.shared.clock.monotonic()
+        span = now - self._counted_at
+        if not self._more or self.urgent or not self.qos.prefetch_count:
+            self._ahead = 0
+        elif span >= AHEAD:
+            self._ahead = min(int(self._passed / span * AHEAD), MOST)
+        if span >= AHEAD:
+            self._passed, self._counted_at = 0, now
+
+    def let_go(self) -> None:
+        """Give back what was claimed ahead and isn't wanted; others may. Any thread may call it."""
+        qos: Any = self._qos
+        with self._holding:
+            waited = self.shared.clock.monotonic() - self._taken_at
+            if not self._ready or waited < STALE or qos is None or not qos.prefetch_count:
+                return
+            left, self._ready = self._ready, deque()
+            self._ahead = 0
+            self._more = True
+        for claim in left:
+            self.shared.hands.give_back(claim.receipt.hex(), started=False)
 
     def deliver(self) -> bool:
         """Hand one message to its consumer; False if there is none, or no room for it."""
         while self._ready and (self.urgent or self.qos.can_consume()):
-            claim = self._ready.popleft()
+            claim = self._next()
+            if claim is None:
+                break
             queue = next((q for q in self._active_queues if our_name(q) == claim.job.queue), None)
             if queue is None or queue not in self.connection._callbacks:
                 self.shared.hands.give_back(claim.receipt.hex(), started=False)
@@ -317,9 +360,17 @@ class Channel(virtual.Channel):
                 return True
         return False
 
+    def _next(self) -> Claim | None:
+        """The next one in our hands; None if all have just been given back."""
+        with self._holding:
+            if not self._ready:
+                return None
+            self._passed += 1
+            return self._ready.popleft()
+
     def _room(self) -> int:
         estimate = None if self.urgent else self.qos.can_consume_max_estimate()
-        return (WINDOW if estimate is None else estimate) - len(self._ready)
+        return WINDOW if estimate is None else estimate
 
     def _message(self, claim: Claim) -> dict[str, Any] | None:
         """The message of a claim, or None if it is none: then it is kept among the dead."""
@@ -336,8 +387,8 @@ class Channel(virtual.Channel):
         if self._claiming is not None:
             wait([self._claiming])
             self.collect()
-        kept = [claim for claim in self._ready if claim.job.queue != name]
-        for claim in self._ready:
-            if claim.job.queue == name:
-                self.shared.hands.give_back(claim.receipt.hex(), started=False)
-        self._ready = deque(kept)
+        with self._holding:
+            left = [claim for claim in self._ready if claim.job.queue == name]
+            self._ready = deque(claim for claim in self._ready if claim.job.queue != name)
+        for claim in left:
+            self.shared.hands.give_back(claim.receipt.hex(), started=False)

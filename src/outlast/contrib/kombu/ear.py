@@ -39,6 +39,7 @@ class Ear:
         self.descriptor = self._ends[0]
         self.heard = True
         """Whether there may be something new since this was last set to False."""
+        self._rung = False
         self._queues: Sequence[str] = ()
         self._asked = threading.Event()
         self._closing = threading.Event()
@@ -47,13 +48,17 @@ class Ear:
     def ring(self, _: object = None) -> None:
         """Make it readable. Any thread may."""
         with self._lock:
-            if self._ends is not None:
+            if self._ends is not None and not self._rung:
+                self._rung = True
                 with contextlib.suppress(BlockingIOError):
                     os.write(self._ends[1], b"x")
 
     def hush(self) -> None:
         """It was heard."""
+        if not self._rung:
+            return
         with self._lock:
+            self._rung = False
             if self._ends is not None:
                 with contextlib.suppress(BlockingIOError):
                     os.read(self._ends[0], 4096)
@@ -61,6 +66,8 @@ class Ear:
     def ask(self, queues: Sequence[str]) -> None:
         """Ring once when something was added after the last claim from these queues."""
         self._queues = queues
+        if self._asked.is_set():
+            return
         if self._thread is None:
             run = self._listen if detect_environment() == "default" else self._look
             self._thread = threading.Thread(target=run, name="outlast-ear", daemon=True)

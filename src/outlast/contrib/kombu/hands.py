@@ -33,6 +33,8 @@ SCAN = 0.25
 """Seconds between two looks for dead processes of this machine."""
 RECOVER, TIDY, PRUNE = 1.0, 2.5, 5.0
 BITE, RECOVER_BITE = 200, 500
+LINGER = 0.01
+"""Seconds that an ack waits for others to be stored with it."""
 BATCH = 2000
 """Verdicts in one write."""
 PAUSES = (0.1, 1.0, 5.0)
@@ -68,6 +70,7 @@ class Hands:
         self._threads: list[threading.Thread] = []
         self._keep_at: dict[str, float] = {}
         self._consumed: dict[str, int] = {}
+        self._watched: set[Callable[[], None]] = set()
 
     # -- taking
 
@@ -174,9 +177,10 @@ class Hands:
         failures = 0
         while True:
             self._settle_now.wait()
-            self._settle_now.clear()
-            if self._closing.is_set():
+            # Many acks in one commit: who runs tasks waits for none of them.
+            if self._closing.wait(LINGER):
                 return
+            self._settle_now.clear()
             try:
                 while self._verdicts:
                     self._settle()
@@ -189,7 +193,8 @@ class Hands:
                 self._closing.wait(pause)
 
     def _run_keeping(self) -> None:
-        duties = [(self._bury, SCAN), (self._prune, PRUNE), (self._tidy, TIDY)]
+        duties = [(self._bury, SCAN), (self._let_go, SCAN)]
+        duties += [(self._prune, PRUNE), (self._tidy, TIDY)]
         if self._leased:
             duties.append((self._recover, RECOVER))
         duties.append((self._renew, self._lease / 3))
@@ -237,6 +242,21 @@ class Hands:
         self._places.keep(used)
         for queue in self._places.ended():
             finish(self._places.purge(self._store, queue))
+
+    def _let_go(self) -> None:
+        with self._lock:
+            watched = list(self._watched)
+        for let_go in watched:
+            let_go()
+
+    def watch(self, let_go: Callable[[], None]) -> None:
+        """Call this now and then, to give back what was claimed ahead and isn't wanted."""
+        with self._lock:
+            self._watched.add(let_go)
+
+    def watch_no_more(self, let_go: Callable[[], None]) -> None:
+        with self._lock:
+            self._watched.discard(let_go)
 
     # -- which queues are consumed here
 

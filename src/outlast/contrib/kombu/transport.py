@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import select
+import threading
 from math import ceil
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kombu.transport import virtual
 
@@ -15,9 +16,6 @@ from outlast.contrib.kombu.ear import Ear
 from outlast.contrib.kombu.shared import NAMESPACE, Shared
 from outlast.errors import EnqueueUncertain, StoreClosed, StoreUnavailable
 from outlast.stores import redact
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 __all__ = ["Transport"]
 
@@ -69,6 +67,12 @@ class Transport(virtual.Transport):
                 ear.close()
             if shared is not None and mine:
                 shared.leave()
+
+    @property
+    def turns(self) -> bool:
+        """Whether the event loop is at work in this very thread: it looks at each of its turns."""
+        loop = self._loop
+        return loop is not None and getattr(loop, "_loop_thread", None) == threading.get_ident()
 
     @property
     def mine(self) -> bool:
@@ -135,28 +139,26 @@ class Transport(virtual.Transport):
             loop.remove_reader(self._ear.descriptor)
 
     def _serve(self) -> None:
-        """In the event loop: deliver what has come, and look for more."""
-        self._turn()
-        for channel in self._in_order():
-            while channel.deliver():
-                pass
-        self._turn()
+        """In the event loop, at each of its turns: deliver what has come, and look for more."""
+        self._turn(deliver=True)
 
-    def _turn(self) -> None:
+    def _turn(self, *, deliver: bool = False) -> None:
         ear = self.ear
         ear.hush()
         heard, ear.heard = ear.heard, False
-        queues: list[str] = []
-        for channel in self._in_order():
+        idle = False
+        channels = self._in_order()
+        for channel in channels:
             if heard:
                 channel.heard()
             channel.collect()
-            if channel.fetch():
-                # Also while another one has no room: a busy worker is to answer.
-                queues += channel.wants
-        if queues:
-            ear.ask(queues)
+            while deliver and channel.deliver():
+                pass
+            # Also while another one has no room: a busy worker is to answer.
+            idle |= channel.fetch()
+        if idle:
+            ear.ask([name for channel in channels for name in channel.wants])
 
-    def _in_order(self) -> Iterator[OurChannel]:
+    def _in_order(self) -> list[OurChannel]:
         """Remote control before tasks."""
-        return iter(sorted(self.channels, key=lambda channel: not channel.urgent))
+        return sorted(self.channels, key=lambda channel: not channel.urgent)
