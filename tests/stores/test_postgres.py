@@ -26,6 +26,7 @@ from outlast.errors import (
 from outlast.job import Job, done
 from outlast.store import Durability
 from outlast.stores import connect
+from outlast.stores.postgres.schema import lock_number
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -239,6 +240,24 @@ async def test_a_missing_schema_is_not_made_unasked(server: PostgresServer) -> N
     with pytest.raises(StoreUnavailable, match="create=True"):
         await store.open()
     assert not await ask(server, "SELECT to_regnamespace('never') IS NOT NULL")
+
+
+async def test_two_who_make_the_same_schema_at_once(server: PostgresServer) -> None:
+    """Both have seen that there is none, and wait for the lock: the second must look again."""
+    url = server.url(schema="twice")
+    connection = await asyncpg.connect(server.url())
+    number = lock_number("twice", "migrate")
+    await connection.execute("SELECT pg_advisory_lock($1)", number)
+    stores = [open_at(url), open_at(url)]
+    opening = [asyncio.ensure_future(store.open()) for store in stores]
+    waiting = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+    async with asyncio.timeout(60):
+        while await connection.fetchval(waiting) < len(stores):
+            await asyncio.sleep(0)
+    await connection.close()
+    await asyncio.gather(*opening)
+    for store in stores:
+        await store.close()
 
 
 async def test_a_newer_schema_is_refused_unless_it_serves_us(

@@ -173,6 +173,11 @@ _META = (
     "CREATE TABLE @meta (one boolean PRIMARY KEY DEFAULT true CHECK (one), version int NOT NULL,"
     " serves int NOT NULL, namespace text NOT NULL, epoch bigint NOT NULL DEFAULT 0)"
 )
+_THERE = (
+    "SELECT EXISTS (SELECT FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n"
+    " ON n.oid = c.relnamespace WHERE n.nspname = $1::text AND c.relname = 'meta')"
+)
+"""Read from the tables: what ``to_regclass`` says may be older than a lock that was waited for."""
 _NEW_META = "INSERT INTO @meta (version, serves, namespace) VALUES (0, 0, $1)"
 """``serves``: the oldest version of the schema whose programs may still work on this one."""
 SERVES = 1
@@ -235,7 +240,7 @@ async def migrate(
                 f"there is no outlast schema {names.schema!r} in this database: check the URL, or"
                 " make it first (--create, or create=True)"
             )
-        async with connection.transaction():
+        async with connection.transaction(isolation="read_committed"):
             number = lock_number(names.schema, "migrate")
             await connection.execute("SELECT pg_advisory_xact_lock($1)", number)
             if await version_of(connection, names, len(migrations)) != version:
@@ -253,15 +258,16 @@ async def migrate(
 
 async def _create_schema(connection: Connection, names: Names) -> None:
     quoted = names["@"].rstrip(".")
-    found = await connection.fetchval("SELECT to_regnamespace($1) IS NOT NULL", quoted)
+    found = await connection.fetchval(
+        "SELECT EXISTS (SELECT FROM pg_catalog.pg_namespace WHERE nspname = $1::text)", names.schema
+    )
     if not found:
         await connection.execute(f"CREATE SCHEMA {quoted}")
 
 
 async def version_of(connection: Connection, names: Names, known: int) -> int:
     """The number of the schema that is there, or 0. Raises ``SchemaMismatch`` if it is too new."""
-    found = await connection.fetchval("SELECT to_regclass($1) IS NOT NULL", names["@meta"])
-    if not found:
+    if not await connection.fetchval(_THERE, names.schema):
         return 0
     row = await connection.fetchrow(names["SELECT version, serves FROM @meta"])
     version, serves = (0, 0) if row is None else (int(row[0]), int(row[1]))
