@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from outlast.stores.sqlite.store import SqliteStore
 
-__all__ = ["Load", "Outcome", "Tally", "run_rounds", "sweep"]
+__all__ = ["Load", "Outcome", "Tally", "main", "run_rounds", "sweep"]
 
 EXT4_IOC_SHUTDOWN = 0x8004587D
 NO_LOG_FLUSH = 2
@@ -61,6 +61,11 @@ class Load(Protocol):
     """A program that writes to the disk until the power goes, and its judge afterwards."""
 
     children: int
+    size: int
+    """Bytes of the disk that it writes to."""
+
+    def lay(self, folder: Path) -> None:
+        """Put there what every round begins with."""
 
     def predict(self, folder: Path) -> str:
         """The class that doctor says such a store has in this folder; empty if it isn't ours."""
@@ -70,6 +75,9 @@ class Load(Protocol):
 
     def run(self, folder: Path, journal: Journal, number: int) -> None:
         """Work without end in one of the forked children."""
+
+    def end(self) -> None:
+        """The power has gone: end what ``prepare`` has started."""
 
     def judge(self, folder: Path, witness: Path) -> Outcome:
         """Compare what the disk holds with the journals; called in the rig's own process."""
@@ -121,11 +129,11 @@ def command(*words: str | Path) -> None:
         raise OSError(f"{' '.join(map(str, words))}: {done.stderr.strip()}")
 
 
-def make_template(folder: Path) -> Path:
+def make_template(folder: Path, size: int = IMAGE_BYTES) -> Path:
     """An empty ext4 in a sparse file, made once and copied for each round."""
     template = folder / "template.img"
     with template.open("wb") as file:
-        file.truncate(IMAGE_BYTES)
+        file.truncate(size)
     command("mke2fs", "-q", "-F", "-t", "ext4", "-E", "lazy_itable_init=0", template)
     return template
 
@@ -197,6 +205,7 @@ def one_cut(load: Load, image: Path | None, folder: Path, seconds: float) -> Out
         finally:
             for child in children:
                 child.kill()
+            load.end()
     with mounted(image, point):
         return load.judge(point, witness)
 
@@ -218,20 +227,38 @@ def run_rounds(
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="outlast-cut-") as scratch:
         folder = Path(scratch)
-        template = make_template(folder)
+        template = make_template(folder, load.size)
+        with mounted(template, folder / "mnt") as point:
+            load.lay(point)
         image = None if name.endswith("tmpfs") else folder / "disk.img"
-        with mounted(image and template, folder / "mnt") as point:
-            tally.predicted = load.predict(point)
-        template = make_template(folder)
-        while tally.rounds < rounds and time.monotonic() - began < budget:
+
+        def renew() -> None:
             if image is not None:
                 command("cp", "--sparse=always", template, image)
+
+        renew()
+        with mounted(image, folder / "mnt") as point:
+            tally.predicted = load.predict(point)
+        while tally.rounds < rounds and time.monotonic() - began < budget:
+            renew()
             tally.add(one_cut(load, image, folder, dice.uniform(0.01, 0.25)))
     tally.seconds = time.monotonic() - began
     return tally
 
 
-class PlainSqlite:
+class OnFile:
+    """What all loads have in common whose store is a file of their own."""
+
+    size = IMAGE_BYTES
+
+    def lay(self, folder: Path) -> None:
+        """The file is made under load as well."""
+
+    def end(self) -> None:
+        """Nothing runs but the children."""
+
+
+class PlainSqlite(OnFile):
     """SQLite alone, one row a commit: shows what the rig can see."""
 
     children = 1
@@ -278,7 +305,7 @@ class PlainSqlite:
         return Outcome(len(acknowledged), len(acknowledged - there), broken)
 
 
-class Outlast:
+class Outlast(OnFile):
     """Two processes on one store: they add, claim and settle, until the power goes."""
 
     children = 2
@@ -339,12 +366,14 @@ LOADS: Mapping[str, Callable[[], Load]] = {
 }
 
 
-def sweep(load: str, rounds: int, seed: int, budget: float = 3600.0) -> Tally:
+def sweep(
+    load: str, rounds: int, seed: int, budget: float = 3600.0, module: str = "tests.proof.cut"
+) -> Tally:
     """Start the rig in a mount namespace of its own and return what it found."""
     words = ["--load", load, "--rounds", str(rounds), "--seed", str(seed), "--budget", str(budget)]
     own = ["unshare", "--mount", "--propagation", "private"]
     done = subprocess.run(
-        [*own, sys.executable, "-m", "tests.proof.cut", *words],
+        [*own, sys.executable, "-m", module, *words],
         cwd=Path(__file__).parents[2],
         stdout=subprocess.PIPE,
         check=True,
@@ -353,14 +382,15 @@ def sweep(load: str, rounds: int, seed: int, budget: float = 3600.0) -> Tally:
     return msgspec.json.decode(done.stdout, type=Tally)
 
 
-def main() -> None:
+def main(loads: Mapping[str, Callable[[], Load]] = LOADS) -> None:
+    """One load of these, as the command line says."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--load", choices=sorted(LOADS), default="plain-full")
+    parser.add_argument("--load", choices=sorted(loads), default=next(iter(loads)))
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--budget", type=float, default=3600.0)
     told = parser.parse_args()
-    tally = run_rounds(told.load, LOADS[told.load](), told.rounds, told.seed, told.budget)
+    tally = run_rounds(told.load, loads[told.load](), told.rounds, told.seed, told.budget)
     print(msgspec.json.encode(tally).decode())
 
 

@@ -14,7 +14,10 @@ if TYPE_CHECKING:
 __all__ = ["Line", "read_lines", "render", "write_report"]
 
 
-WEAKER = ("outlast-process", "outlast-memory", "outlast-tmpfs", "plain-normal", "plain-off")
+WEAKER = (
+    *("outlast-process", "outlast-memory", "outlast-tmpfs", "plain-normal", "plain-off"),
+    *("postgres-process", "plain-postgres-async"),
+)
 """Settings that ask for less than power."""
 
 
@@ -100,6 +103,12 @@ TITLES = {
         "ext4 on a loop device, shut down in mid-write by EXT4_IOC_SHUTDOWN without flushing its"
         " journal, mounted again. The processes are frozen before the cut.",
     ),
+    "cut-postgres": (
+        "The same under a PostgreSQL server",
+        "A private server whose data lie on that ext4: with its defaults, with a role that says"
+        " synchronous_commit=off, and with fsync=off; beside it the driver alone, one row a"
+        " commit. The server is started again on what the disk holds.",
+    ),
     "nth": (
         "N-th failure",
         "One read, write, sync, truncation, creation or deletion fails (EIO, a full disk, half a"
@@ -138,6 +147,7 @@ COUNTS = {
     "recovery": ("rounds", "acknowledged", "explained"),
     "replay": ("replays", "drained"),
     "cut": ("rounds", "empty", "acknowledged"),
+    "cut-postgres": ("rounds", "empty", "acknowledged"),
     "nth": ("points", "loops", "clean", "errors", "acknowledged"),
     "calls": ("points", "hit", "acknowledged"),
     "flips": ("flips", "harmless", "buried", "damaged", "unnoticed"),
@@ -307,7 +317,7 @@ def _variants(kind: str, lines: Sequence[Line]) -> list[str]:
     """For cuts: each setting by itself, those that are meant to lose included. And each path."""
     if kind in ("replay", "nth", "calls"):
         return _paths(COUNTS[kind][0], lines)
-    if kind != "cut":
+    if kind not in ("cut", "cut-postgres"):
         return []
     by_load: dict[str, list[Line]] = defaultdict(list)
     for line in lines:

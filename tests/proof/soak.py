@@ -77,6 +77,10 @@ CALLS = (
     ["--acts", "migrate", "--before", "add_many,claim_and_settle"],
     ["--acts", "back_up", "--before", "add_many,claim_and_settle"],
 )
+SERVER_LOADS = (
+    *("postgres-power", "postgres-role-off", "postgres-power", "postgres-process"),
+    *("plain-postgres", "plain-postgres-async"),
+)
 PARTS = 4
 DEEDS = ("--rounds", "1000000", "--beside", "4")
 LOADS = (
@@ -118,6 +122,9 @@ RIGS: dict[str, Rig] = {
     "recovery": Rig("tests.proof.recovery", lambda seed: ["--rounds", "20"], 0.25),
     "replay": Rig("tests.proof.replay", _variant(LIVES, "--acts"), 4.0),
     "cut": Rig("tests.proof.cut", _unshared(LOADS), 3.0, root=True),
+    "cut-postgres": Rig(
+        "tests.proof.cut_postgres", _unshared(SERVER_LOADS), 0.5, root=True, server="postgres"
+    ),
     "nth": Rig("tests.proof.nth", _failures, 1.0),
     "calls": Rig("tests.proof.calls", _calls, 1.0),
     "flips": Rig("tests.proof.faults", lambda seed: ["flip-bits"], 0.25),

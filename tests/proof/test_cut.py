@@ -40,3 +40,10 @@ def test_what_doctor_says_is_what_the_cut_does(load: str, rounds: int, said: Dur
         assert (tally.lost, tally.broken) == (0, {}), tally.stories
     else:
         assert tally.lost > 0
+
+
+def test_a_server_of_postgresql_loses_nothing_in_a_cut() -> None:
+    """With its defaults. What weaker settings lose, ``scripts/soak --only cut-postgres`` shows."""
+    tally = sweep("postgres-power", rounds=1, seed=1, module="tests.proof.cut_postgres")
+    assert (tally.rounds, tally.empty, tally.lost, tally.broken) == (1, 0, 0, {}), tally.stories
+    assert tally.predicted == str(Durability.POWER)
