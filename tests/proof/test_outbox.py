@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import os
 import signal
 import sqlite3
@@ -55,7 +56,7 @@ class Fused:
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._real, name)
-        if not asyncio.iscoroutinefunction(found):
+        if not inspect.iscoroutinefunction(found):
             return found
 
         async def call(*values: Any) -> Any:
