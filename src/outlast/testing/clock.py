@@ -56,6 +56,8 @@ class FakeClock:
             while self._sleepers and self._sleepers[0][0] <= self._elapsed + 1e-9:
                 due.append(heappop(self._sleepers)[2])
         for future in due:
+            if future.done():
+                continue  # somebody gave up, and its loop may be closed
             future.get_loop().call_soon_threadsafe(_wake, future)
 
     def step(self, seconds: float) -> None:
