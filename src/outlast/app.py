@@ -20,11 +20,12 @@ from outlast.desk import Desk
 from outlast.errors import ConfigurationError, DuplicateTask
 from outlast.handle import Handle
 from outlast.job import DAY
-from outlast.limits import check_name
+from outlast.limits import check_count, check_name
 from outlast.location import find_url, pin
 from outlast.options import task_options
 from outlast.store import Durability
 from outlast.stores import connect, redact
+from outlast.stores.urls import with_records
 from outlast.task import (
     AsyncTask,
     SyncTask,
@@ -84,10 +85,11 @@ class Outlast(Boxes):
     """Holds the tasks of a program and the URL of the store where their jobs live.
 
     The URL is the argument, else the environment variable ``OUTLAST_URL``, else the content of
-    the file that ``OUTLAST_URL_FILE`` names. ``durability`` is what the store must guarantee
-    (default: that accepted jobs survive a power cut, where the store can). ``max_payload`` is in
-    bytes, for arguments and results alike; ``max_depth`` counts nested containers. With ``keys``,
-    jobs are signed or sealed, and what nobody with a key has written is buried, not run.
+    the file that ``OUTLAST_URL_FILE`` names. ``records``, for a URL of RabbitMQ, is that of the
+    store where the jobs themselves stand (docs/rabbitmq.md). ``durability`` is what the store must
+    guarantee (default: that accepted jobs survive a power cut, where the store can).
+    ``max_payload`` is in bytes, for arguments and results alike; ``max_depth`` counts nested
+    containers. With ``keys``, jobs are signed or sealed, and what no key has written is not run.
 
     Raises ``ConfigurationError`` if the URL or an option is wrong.
 
@@ -102,6 +104,7 @@ class Outlast(Boxes):
         self,
         url: str | None = None,
         *,
+        records: str | None = None,
         namespace: str = "default",
         durability: Durability | None = None,
         create: bool = True,
@@ -116,8 +119,8 @@ class Outlast(Boxes):
         self._durability = _class(durability)
         self._create = create
         self._keys = keys
-        self._max_bytes = _count("max_payload", max_payload)
-        self._max_depth = _count("max_depth", max_depth)
+        self._max_bytes = check_count("max_payload", max_payload)
+        self._max_depth = check_count("max_depth", max_depth)
         self._clock = SystemClock() if clock is None else clock
         self._chance = SystemChance() if chance is None else chance
         self.hooks: list[Hooks] = []
@@ -127,6 +130,7 @@ class Outlast(Boxes):
         anything = ItemCodec(Any, max_bytes=self._max_bytes, max_depth=self._max_depth)
         self._desk = Desk(self._access, self._tasks, self._chance.uuid7, anything)
         self._given = url
+        self._records = records
         self._anchor: Store | None = None
         self._locating = threading.Lock()
         self._url = self._locate()
@@ -430,6 +434,8 @@ class Outlast(Boxes):
         url = find_url() if self._given is None else self._given
         if url is None:
             return None
+        if self._records is not None:
+            url = with_records(url, self._records)
         url = pin(url, self._durability)
         if url.partition("?")[0].rstrip("/").lower() == "memory:":
             # Each connect() to it would be a new, empty store. This one gave itself a name by
@@ -477,12 +483,6 @@ class Outlast(Boxes):
         )
         self._tasks[name] = task
         return task
-
-
-def _count(name: str, value: int) -> int:
-    if type(value) is not int or value < 1:
-        raise ConfigurationError(f"{name}={value!r}: use a whole number from 1 up")
-    return value
 
 
 def _class(durability: object) -> Durability | None:

@@ -168,7 +168,10 @@ class Desk:
     def joined(self, connection: Any) -> Joined | AsyncJoined:
         store = self._access.anywhere("open the app first: `async with app:`")
         if Feature.JOIN not in store.features:
-            raise Unsupported(f"{store.url} has no transactions to join; use sqlite or postgresql")
+            raise Unsupported(
+                f"{store.url} has no transactions to join; use sqlite or postgresql,"
+                " or RabbitMQ with one of these as records="
+            )
         view = cast("Joining", store).joined(connection)
 
         async def add(calls: Sequence[Call[Any]]) -> list[Handle[Any]]:
@@ -264,7 +267,10 @@ class Desk:
 
 async def _emit(store: Store, name: str, payload: bytes, keep: float) -> bool:
     if Feature.STEPS not in store.features:
-        raise Unsupported(f"{store.url} keeps no events; use a store that does, such as sqlite")
+        raise Unsupported(
+            f"{store.url} keeps no events; use a store that does, such as sqlite,"
+            " or RabbitMQ with records="
+        )
     return await cast("Stepping", store).emit(name, payload, keep)
 
 
@@ -280,5 +286,5 @@ def _check(task: str, wanted: Feature, features: Feature) -> None:
         ways = "; ".join(WAYS_OUT[feature] for feature in missing)
         raise Unsupported(
             f"task {task!r} needs what this store can't do: leave out {ways}, "
-            "or use a store that can, such as sqlite"
+            "or use a store that can, such as sqlite, or RabbitMQ with records="
         )

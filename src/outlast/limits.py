@@ -22,6 +22,7 @@ __all__ = [
     "MAX_KEY",
     "MAX_PRIORITY",
     "REPEATS",
+    "check_count",
     "check_job",
     "check_jobs",
     "check_name",
@@ -53,8 +54,8 @@ def check_timeout(what: str, timeout: float | None, longest: float | None) -> No
     if longest is not None and timeout is not None and timeout > longest:
         raise Unsupported(
             f"{what} may run for {timeout:g} s (its timeout), and this broker gives a job to"
-            f" somebody else soon after {longest:g} s. A run that long needs records, and RabbitMQ"
-            " keeps none: lower the timeout, use another store, or raise the broker's"
+            f" somebody else soon after {longest:g} s. A run that long needs records in"
+            " another store: give records=, lower the timeout, or raise the broker's"
             " consumer_timeout and say so with ?consumer_timeout= in the URL"
         )
 
@@ -62,6 +63,13 @@ def check_timeout(what: str, timeout: float | None, longest: float | None) -> No
 @lru_cache(maxsize=4096)
 def _plain(name: str) -> bool:
     return _NAME.fullmatch(name) is not None
+
+
+def check_count(name: str, value: int) -> int:
+    """A setting that counts something. Raises ``ConfigurationError`` naming it."""
+    if type(value) is not int or value < 1:
+        raise ConfigurationError(f"{name}={value!r}: use a whole number from 1 up")
+    return value
 
 
 def check_job(job: Job) -> None:

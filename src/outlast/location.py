@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from outlast.errors import ConfigurationError
-from outlast.stores.urls import parse, redact
+from outlast.stores.urls import parse, redact, with_records
 
 if TYPE_CHECKING:
     from outlast.store import Durability
@@ -53,6 +53,13 @@ def pin(url: str, durability: Durability | None) -> str:
         raise ConfigurationError(
             f"{redact(url)!r} and the argument durability={durability} disagree: say it once"
         )
+    if address.records is not None:
+        pinned = pin(address.records, durability)
+        if pinned == address.records:
+            return url
+        place, _, query = url.partition("?")
+        others = "&".join(each for each in query.split("&") if not each.startswith("records="))
+        return with_records(f"{place}?{others}" if others else place, pinned)
     if address.scheme != "sqlite" or os.path.isabs(address.path):
         return url
     try:

@@ -101,7 +101,9 @@ async def test_many_open_at_once(place: Place) -> None:
 
 
 async def test_what_is_known_of_a_store(store: FullStore, place: Place) -> None:
-    assert store.durability == (Durability.MEMORY if place.kind == "memory" else Durability.PROCESS)
+    assert store.durability == (
+        Durability.MEMORY if place.kind.endswith("memory") else Durability.PROCESS
+    )
     assert store.url.startswith(f"{place.kind}://")
     assert (store.lifelines is None) == (place.kind == "memory")
     assert isinstance(store, Direct)

@@ -77,6 +77,8 @@ async def test_the_namespaces_that_were_ever_used(store: FullStore, place: Place
     await store.add([job("one")])
     await other.beat(WorkerInfo(id="w1", host="h", pid=1))
     assert await third.recover(10) == 0
-    assert list(await third.namespaces()) == ["default", "other"]
+    assert list(await third.namespaces()) == [
+        f"{place.prefix}{name}" for name in ("default", "other")
+    ]
     await store.purge("default", [Status.QUEUED])
     assert list(await store.namespaces()) == ["default", "other"]

@@ -18,8 +18,9 @@ SHORTEST = 6
 _WORD = re.compile(r"[^\s'\"<>]+")
 _SCHEME_ENDS = re.compile(r"[a-zA-Z0-9+.-]://")
 _USER = re.compile(r"[^/?#:@]*")
+_RECORDS = re.compile(r"([?&;]records=)([^&\s'\"<>]+)")
 _PARAMETER = re.compile(
-    r"([?&;\s](?:ssl)?(?:password|passwd|pwd|passfile|secret|token|api_?key)=)([^&\s'\"<>#;]+)",
+    r"([?&;\s](?:ssl_?)?(?:password|passwd|pwd|passfile|secret|token|api_?key)=)([^&\s'\"<>#;]+)",
     re.IGNORECASE,
 )
 
@@ -29,8 +30,16 @@ def redact(text: str, secrets: Iterable[str] = ()) -> str:
     for secret in secrets:
         text = text.replace(secret, MASK)
     if "://" in text:
+        text = _RECORDS.sub(_without_records, text)
         text = _WORD.sub(_without_password, text)
     return _PARAMETER.sub(rf"\1{MASK}", text)
+
+
+def _without_records(found: re.Match[str]) -> str:
+    """A broker's URL holds that of its records, encoded or not."""
+    clear = unquote(found[2])
+    plain = redact(clear)
+    return found[0] if plain == clear else found[1] + quote(plain, safe=":/?&=*,")
 
 
 def _without_password(word: re.Match[str]) -> str:
@@ -64,6 +73,10 @@ def passwords(url: str) -> list[str]:
     very short hides nothing, and masking it everywhere would make the output useless: it is only
     masked inside URLs.
     """
+    broker, within, records = url.partition("records=")
+    if within:
+        mine = {*passwords(broker), *passwords(unquote(records))}
+        return sorted(mine, key=len)[::-1]
     words = [match[0] for match in _WORD.finditer(url)]
     found = [word[at[0] : at[1]] for word in words if (at := _password_at(word)) is not None]
     found += [match[2] for match in _PARAMETER.finditer(url)]

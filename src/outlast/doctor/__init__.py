@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from outlast.doctor.report import Finding, Report, Severity
@@ -49,6 +50,13 @@ async def examine(
         connect(url)
         from outlast.doctor.rabbitmq import examine as examine_rabbitmq
 
+        if address.records is not None:
+            from outlast.doctor.recorded import together
+
+            asked = partial(examine, address.records, required=required, deep=deep, quick=quick)
+            return await together(
+                await examine_rabbitmq(address, required=required, quick=quick), asked, address
+            )
         return await examine_rabbitmq(address, required=required, quick=quick)
     raise Unsupported(f"{redact(url)} is gone with its process: there is nothing to look at")
 
@@ -66,6 +74,7 @@ async def look_over(store: Store) -> Sequence[str]:
             f"the jobs of {store.url} were moved to {mark.to}, or are on their way: start workers"
             " there, with the URL of the app changed"
         )
+    store = getattr(store, "records", store)
     if not store.url.startswith("sqlite:"):
         return []
     required = store.durability

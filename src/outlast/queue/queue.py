@@ -103,7 +103,10 @@ class Queue(asyncio.Queue[T]):
             raise Unsupported(f"{store.url} can only be awaited: use commit='group'")
         needs = self._needs | (Feature.CAPACITY if 0 < maxsize < inf else Feature(0))
         if missing := needs & ~store.features:
-            raise Unsupported(f"{store.url} has no {missing.name}, which this queue needs")
+            raise Unsupported(
+                f"{store.url} has no {missing.name}, which this queue needs;"
+                " RabbitMQ has it with records="
+            )
         self._line = Line(
             store, name, window=self._window, codec=codec or codec_for(type), ack=ack,
             commit=commit, maxsize=maxsize, max_crashes=max_crashes, clock=clock, chance=chance,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from outlast.errors import ConfigurationError
@@ -10,6 +11,8 @@ from outlast.store import Durability
 from outlast.stores.urls import parse, redact
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from outlast.chance import Chance
     from outlast.clock import Clock
     from outlast.store import Store
@@ -35,7 +38,8 @@ def connect(
     driver of the extra ``postgres``. ``redis://user:password@host:6379/0`` is a Redis or Valkey
     server, with that of the extra ``redis``; ``rediss://`` speaks TLS, ``unix:///path`` is a
     socket. ``amqp://user:password@host:5672/vhost`` is RabbitMQ, with that of the extra
-    ``rabbitmq``; ``amqps://`` speaks TLS. ``durability``, here or as ``?durability=`` in the URL,
+    ``rabbitmq``; ``amqps://`` speaks TLS; with ``?records=`` and the URL of another store,
+    percent-encoded, the jobs stand there. ``durability``, here or as ``?durability=`` in the URL,
     is what must hold: power if nothing is said, and just memory for a memory store. With
     ``create=False`` a missing file is an error of ``open``.
 
@@ -96,16 +100,7 @@ def _open(
             chance=chance,
         )
     if address.scheme == "rabbitmq":
-        from outlast.stores.rabbitmq import open_rabbitmq
-
-        return open_rabbitmq(
-            place,
-            address.options,
-            namespace=namespace,
-            durability=required,
-            clock=clock,
-            chance=chance,
-        )
+        return _open_rabbitmq(address, required, namespace, create, clock, chance)
     from outlast.stores.sqlite import open_sqlite
 
     return open_sqlite(
@@ -115,4 +110,31 @@ def _open(
         create=create,
         clock=clock,
         chance=chance,
+    )
+
+
+def _open_rabbitmq(
+    address: Address,
+    required: Durability | None,
+    namespace: str,
+    create: bool,
+    clock: Clock | None,
+    chance: Chance | None,
+) -> Store:
+    from outlast.stores.rabbitmq import open_rabbitmq
+
+    open_records: Callable[[], Store] | None = None
+    if address.records is not None:
+        open_records = partial(
+            connect, address.records, namespace=namespace, durability=required, create=create,
+            clock=clock, chance=chance,
+        )  # fmt: skip
+    return open_rabbitmq(
+        address.path,
+        address.options,
+        namespace=namespace,
+        durability=required,
+        clock=clock,
+        chance=chance,
+        open_records=open_records,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
 from msgspec import Struct
@@ -13,7 +13,7 @@ from outlast.errors import ConfigurationError
 from outlast.limits import check_name
 from outlast.store import Durability
 
-__all__ = ["Address", "file_url", "parse", "redact"]
+__all__ = ["Address", "file_url", "parse", "redact", "with_records"]
 
 _EXAMPLES = (
     "memory://, sqlite:///jobs.db (this folder), sqlite:////var/lib/app/jobs.db,"
@@ -33,6 +33,10 @@ _REDIS = {
 """What the driver calls them; ``unix`` is a socket of this host."""
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _SECRETS = re.compile(r"(?i)([?&;][^=&;]*(?:pass|pwd|secret|token|key|auth)[^=&;]*=)[^&;#]*")
+_RECORDS = re.compile(r"(?i)[?&;]records=")
+_PLAIN = ":/*,"
+"""What is left as it is in a URL within a URL, so that people can read it. An @ is not: whoever
+looks for passwords takes the last one of a URL for the end of them."""
 _CLASSES = {str(each): each for each in Durability}
 
 
@@ -46,6 +50,8 @@ class Address(Struct, frozen=True, kw_only=True):
     path: str
     durability: Durability | None = None
     options: Mapping[str, str] = {}
+    records: str | None = None
+    """The URL of the store where a broker's jobs stand, which may hold a password."""
 
     def __repr__(self) -> str:
         return f"Address({self.scheme!r}, {redact(self.path)!r})"
@@ -58,6 +64,10 @@ def redact(url: str) -> str:
     last ``@`` before the path; a password may hold ``/`` or ``@`` unquoted, so if in doubt more
     than the password is hidden.
     """
+    within = _RECORDS.search(url)
+    if within is not None:
+        records = redact(unquote(url[within.end() :]))
+        return redact(url[: within.start()]) + within[0] + quote(records, safe=_PLAIN + "?&=")
     scheme, mark, rest = url.partition("://")
     if not mark:
         scheme, rest = "", url
@@ -161,7 +171,15 @@ def _rabbit(scheme: str, rest: str, query: str, url: str) -> Address:
     """A virtual host of a RabbitMQ broker: what the client needs is ours to say."""
     ours: dict[str, str] = {}
     asked: list[tuple[str, str]] = []
-    for name, value in parse_qsl(query, keep_blank_values=True):
+    records: list[str] = []
+    others: list[str] = []
+    for part in query.split("&"):
+        name, _, value = part.partition("=")
+        # A + is a + here: most who write a URL into a URL encode less than they might.
+        (records if name == "records" else others).append(
+            unquote(value) if name == "records" else part
+        )
+    for name, value in parse_qsl("&".join(others), keep_blank_values=True):
         if name in _RABBIT_OPTIONS and name not in ours:
             ours[name] = value
         elif name == "durability":
@@ -169,7 +187,7 @@ def _rabbit(scheme: str, rest: str, query: str, url: str) -> Address:
         else:
             raise ConfigurationError(
                 f"{redact(url)!r}: after the ? there may be durability=,"
-                f" {'=, '.join(_RABBIT_OPTIONS)}=, each once"
+                f" {'=, '.join(_RABBIT_OPTIONS)}= and records=, each once"
             )
     path = f"{scheme}://{rest}"
     try:
@@ -182,8 +200,46 @@ def _rabbit(scheme: str, rest: str, query: str, url: str) -> Address:
             f"{redact(url)!r} can't be read: use amqp://user:password@host:5672/vhost; write %40"
             " for an @ in a password, %2F for a / in it or in the name of a virtual host"
         )
-    durability = _durability(urlencode(asked), url)
-    return Address(scheme="rabbitmq", path=path, durability=durability, options=ours)
+    return Address(
+        scheme="rabbitmq",
+        path=path,
+        durability=_durability(urlencode(asked), url),
+        options=ours,
+        records=_records(records, url),
+    )
+
+
+def _records(given: Sequence[str], url: str) -> str | None:
+    if not given:
+        return None
+    if len(given) > 1:
+        raise ConfigurationError(f"{redact(url)!r}: records= is given twice")
+    address = parse(given[0])
+    if address.scheme == "rabbitmq" or (address.scheme == "memory" and not address.path):
+        raise ConfigurationError(
+            f"{redact(url)!r}: records are kept in postgresql://, redis:// or sqlite:///"
+        )
+    return given[0]
+
+
+def with_records(url: str, records: str) -> str:
+    """The URL of a broker with that of its records in it.
+
+    Raises ``ConfigurationError`` if it isn't one, or has others.
+    """
+    address = parse(url)
+    if address.scheme != "rabbitmq":
+        raise ConfigurationError(f"{redact(url)!r} keeps its own records: leave records= away")
+    if address.records is not None:
+        if address.records != records:
+            raise ConfigurationError(
+                f"{redact(url)!r} and the argument records= disagree: say it once"
+            )
+        return url
+    mark = "&" if "?" in url else "?"
+    found = f"{url}{mark}records={quote(records, safe=_PLAIN)}"
+    parse(found)
+    return found
 
 
 def _room(rest: str, url: str) -> str:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
+from outlast.chance import SystemChance
+from outlast.clock import SystemClock
 from outlast.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from outlast.chance import Chance
     from outlast.clock import Clock
@@ -24,8 +26,12 @@ def open_rabbitmq(
     durability: Durability | None = None,
     clock: Clock | None = None,
     chance: Chance | None = None,
+    open_records: Callable[[], Store] | None = None,
 ) -> Store:
     """The store of a namespace in one virtual host of a broker.
+
+    ``open_records`` makes handles on the store where its jobs stand, if that is another one; then
+    durability is that one's concern.
 
     Raises ``ConfigurationError`` if pika isn't installed or the URL can't be meant.
     """
@@ -37,6 +43,19 @@ def open_rabbitmq(
             " 'outlast[rabbitmq]'"
         ) from None
     from outlast.stores.rabbitmq.address import read
+
+    if open_records is not None:
+        from outlast.stores.rabbitmq.recorded import RecordedStore
+
+        recorded = RecordedStore(
+            read(url, options),
+            open_records(),
+            open_records,
+            namespace=namespace,
+            clock=clock or SystemClock(),
+            chance=chance or SystemChance(),
+        )
+        return cast("Store", recorded)
     from outlast.stores.rabbitmq.store import RabbitStore
 
     return RabbitStore(

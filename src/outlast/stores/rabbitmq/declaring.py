@@ -12,6 +12,7 @@ from pika.exceptions import AMQPError, ChannelClosed
 from outlast.errors import ConfigurationError, DurabilityError
 from outlast.stores.rabbitmq.faults import mapped
 from outlast.stores.rabbitmq.topology import (
+    BELLS,
     DELIVER,
     LINES,
     deliver_key,
@@ -97,7 +98,8 @@ class Declaring:
             missing = [each for each in new_levels if not await self._exists(level_name(each))]
             for each in new_levels:
                 await self._level(each)
-        if fresh or missing:
+        # A bell that is lost with the broker is rung again.
+        if (fresh and place.band != BELLS) or missing:
             await asyncio.sleep(SETTLE)
         async with self._one:
             if fresh:

@@ -13,7 +13,8 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from outlast.errors import DurabilityError, OutlastError, StoreClosed, StoreUnavailable
-from outlast.stores.rabbitmq.intake import LOOK, Intake
+from outlast.stores.news import EVERYWHERE
+from outlast.stores.rabbitmq.intake import LOOK, REST, Intake
 from outlast.stores.rabbitmq.link import THREAD, dial
 from outlast.stores.rabbitmq.outbox import PATIENCE, Outbox
 from outlast.stores.rabbitmq.topology import BANDS, Place
@@ -48,18 +49,31 @@ class Engine:
         namespace: str,
         arrived: Callable[[set[str]], None],
         give_back: Callable[[Engine, Sequence[Held]], None],
+        *,
+        bands: Sequence[str] = BANDS,
+        rest: float = REST,
+        patient: bool = False,
     ) -> None:
+        """``patient``: one that can't be reached yet is no error, and when it is lost is told."""
         self.namespace = namespace
         self.shown = address.shown
         self.outbox = Outbox(address, namespace)
         self.intake = Intake(
-            namespace, address.shown, arrived, lambda helds: give_back(self, helds), address.longest
+            namespace,
+            address.shown,
+            arrived,
+            lambda helds: give_back(self, helds),
+            address.longest,
+            bands,
+            rest,
         )
         self.library = ""
         self.link: Link | None = None
         """The connection that publishes."""
         self.loop = asyncio.new_event_loop()
         self._address = address
+        self._arrived = arrived
+        self._patient = patient
         self._calls: deque[Op[Any]] = deque()
         self._done: list[Reply[Any]] = []
         self._asleep = True
@@ -70,7 +84,8 @@ class Engine:
         self._away_since: float | None = None
         self._away: OutlastError | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._version: tuple[int, ...] = ()
+        self.version: tuple[int, ...] = ()
+        """Of the broker, once it has been reached."""
         self._started = threading.Event()
         self._thread = threading.Thread(target=self._run, name=THREAD, daemon=True)
 
@@ -179,7 +194,13 @@ class Engine:
         self.loop.close()
 
     async def _begin(self) -> None:
-        link = await self._connect()
+        link: Link | None = None
+        try:
+            link = await self._connect()
+        except StoreUnavailable as error:
+            if not self._patient:
+                raise
+            _log.warning("%s", error)
         self.spawn(self._keep_publishing(link))
         self.spawn(self._tick())
 
@@ -213,7 +234,7 @@ class Engine:
         link = await dial(self._address, "outlast publishes")
         try:
             self._examine(link)
-            await self.outbox.begin(link, self._version)
+            await self.outbox.begin(link, self.version)
         except BaseException:
             await link.close()
             raise
@@ -233,7 +254,7 @@ class Engine:
         missing = [name for name in NEEDED if not can.get(name)]
         if missing:
             raise DurabilityError(f"{self._address.shown} lacks {', '.join(missing)}")
-        self._version = numbers
+        self.version = numbers
         self.library = f"RabbitMQ {version}"
 
     async def _keep_publishing(self, link: Link | None) -> None:
@@ -283,6 +304,8 @@ class Engine:
                 self._away, self._away_since = StoreUnavailable(str(link.error())), self.loop.time()
                 _log.warning("%s: what was held goes back to the broker", self._away)
                 self.intake.lost()
+                if self._patient:
+                    self._arrived({EVERYWHERE})
                 link = None
         finally:
             if link is not None:

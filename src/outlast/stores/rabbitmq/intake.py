@@ -52,6 +52,8 @@ class Intake:
         arrived: Callable[[set[str]], None],
         give_back: Callable[[Sequence[Held]], None],
         longest: float | None,
+        bands: Sequence[str] = BANDS,
+        rest: float = REST,
     ) -> None:
         self.asked: set[Pair] = set()
         """Lines that were asked for, ever."""
@@ -60,6 +62,8 @@ class Intake:
         self._arrived = arrived
         self._give_back = give_back
         self._stale = None if longest is None else longest * STALE
+        self._bands = bands
+        self._rest = rest
         self._link: Link | None = None
         self._channel: Channel | None = None
         self._sources: dict[str, Source] = {}
@@ -174,8 +178,14 @@ class Intake:
                 for source in self._sources.values()
                 if source.place.band == band and (source.place.queue, source.place.task) in pairs
             ]
-            for band in BANDS
+            for band in self._bands
         ]
+
+    async def channel(self) -> Channel:
+        """One more channel of the connection that consumes. Raises our errors."""
+        if self._link is None:
+            raise StoreUnavailable(f"{self._shown}: not connected")
+        return await self._link.channel()
 
     def knows(self, queues: Iterable[str], tasks: Iterable[str | None]) -> bool:
         """Whether ``catch_up`` has been done for all of these on this connection."""
@@ -358,7 +368,7 @@ class Intake:
     def _on_news(self, _: Any, method: Any, properties: Any, body: bytes) -> None:
         queue, task, band, made = body.decode().split("\0")
         pair = (queue, task or None)
-        if pair in self.asked and band in BANDS:
+        if pair in self.asked and band in self._bands:
             place = Place.of(self._namespace, *pair, band)
             source = self._sources.get(place.name)
             if source is not None and made:
@@ -376,7 +386,7 @@ class Intake:
 
     async def _look(self, pairs: Iterable[Pair]) -> None:
         """Consume from what there is of these lines."""
-        bands = (*BANDS, ALONE)
+        bands = (*self._bands, ALONE)
         places = [Place.of(self._namespace, *pair, band) for pair in pairs for band in bands]
         await asyncio.gather(*(self._probe(place) for place in places))
 
@@ -421,7 +431,7 @@ class Intake:
             self._found(place)
 
     def _resting(self) -> bool:
-        return asyncio.get_running_loop().time() - self._claimed_at > REST
+        return asyncio.get_running_loop().time() - self._claimed_at > self._rest
 
     async def tick(self) -> None:
         """Now and then: look for queues, and give back what nobody here has use for."""

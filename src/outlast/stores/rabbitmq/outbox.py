@@ -117,6 +117,11 @@ class Outbox:
         self._tasks: set[asyncio.Task[None]] = set()
         self._idle: asyncio.Future[None] | None = None
 
+    @property
+    def takes(self) -> bool:
+        """Whether a message that is sent now is on its way at once."""
+        return self._may_send()
+
     def idle(self) -> asyncio.Future[None]:
         """Done when nothing waits to be sent or confirmed."""
         self._idle = asyncio.get_running_loop().create_future()

@@ -17,6 +17,7 @@ from outlast.errors import Unsupported
 __all__ = [
     "ALONE",
     "BANDS",
+    "BELLS",
     "DELIVER",
     "LEVELS",
     "LINES",
@@ -32,12 +33,15 @@ __all__ = [
     "line_arguments",
     "news_name",
     "plain_arguments",
+    "sweep_name",
 ]
 
 BANDS = ("!high", "", "!low")
 """From the most urgent on: priorities above 0, priority 0, and those below."""
 ALONE = "!alone"
 """Jobs that came back too often: nobody is sent them, they are fetched one at a time."""
+BELLS = "!bell"
+"""Where jobs stand in other records: messages that say no more than that there is work."""
 UNIT = 0.125
 """Seconds that the lowest level of the ladder holds a message; each level twice as long."""
 LEVELS = 32
@@ -78,6 +82,11 @@ def dead_name(namespace: str, queue: str) -> str:
 def news_name(namespace: str) -> str:
     """The exchange that tells workers which queues there are."""
     return f"outlast/{namespace}!news"
+
+
+def sweep_name(namespace: str) -> str:
+    """The queue that is always empty: who may consume from it sweeps."""
+    return f"outlast/{namespace}!sweep"
 
 
 def _short(name: str) -> str:

@@ -27,7 +27,10 @@ __all__ = ["Work", "check"]
 
 _log = logging.getLogger(__name__)
 
-NEEDS_RECORDS = "which needs records, and RabbitMQ keeps none: leave it out, or use another store"
+NEEDS_RECORDS = (
+    'which needs records, and RabbitMQ keeps none itself: say where, by records="postgresql://..."'
+    " or ?records= in the URL, or leave it out"
+)
 
 
 def check(jobs: Sequence[Job], longest: float | None) -> None:
