@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from kombu.exceptions import OperationalError
-from tests.servers import PostgresServer, shared
+from tests.servers import PostgresServer, RedisServer, shared
 
 import outlast.contrib.kombu  # noqa: F401  kombu alone reads no entry points before a URL
 from outlast.contrib.kombu.messages import due, encode, job_for
@@ -32,10 +32,18 @@ if TYPE_CHECKING:
 _namespaces = itertools.count(1)
 
 
-@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.needs("servers"))])
+@pytest.fixture(
+    params=[
+        "sqlite",
+        pytest.param("postgresql", marks=pytest.mark.needs("servers")),
+        pytest.param("redis", marks=pytest.mark.needs("redis")),
+    ]
+)
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
     if request.param == "sqlite":
         url = f"sqlite:///{tmp_path}/app.db"
+    elif request.param == "redis":
+        url = shared(RedisServer).url(query="durability=process")
     else:
         url = shared(PostgresServer).url()
     store: Any = connect(url, namespace=f"shelf{next(_namespaces)}")

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
     from outlast.store import Store
     from outlast.stores.postgres.store import PostgresStore
+    from outlast.stores.redis.store import RedisStore
     from outlast.stores.sqlite.store import SqliteStore
 
 __all__ = ["Shelf", "shelf_of"]
@@ -39,7 +40,11 @@ def shelf_of(store: Store) -> Shelf:
         from outlast.stores.postgres.shelf import PostgresShelf
 
         return PostgresShelf(cast("PostgresStore", store))
+    if scheme in ("redis", "rediss"):
+        from outlast.stores.redis.shelf import RedisShelf
+
+        return RedisShelf(cast("RedisStore", store))
     raise Unsupported(
-        f"Celery can't use {store.url} as its broker: use outlast+sqlite:///path/to/file.db or "
-        "outlast+postgresql://user@host/database"
+        f"Celery can't use {store.url} as its broker: use outlast+sqlite:///path/to/file.db, "
+        "outlast+postgresql://user@host/database or outlast+redis://host/0"
     )

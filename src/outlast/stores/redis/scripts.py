@@ -23,6 +23,7 @@ _PARTS = {
     "recover_worker": ("base", "recover_worker"),
     "renew": ("base", "renew"),
     "scan": ("base", "scan"),
+    "shelf": ("base", "shelf"),
     "settle": ("base", "insert", "settle"),
     "steer": ("base", "steer"),
     "steps": ("base", "steps"),

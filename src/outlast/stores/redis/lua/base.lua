@@ -33,6 +33,8 @@
 --   P r, P R     hash     events: until when, token, payload; zset: when they are forgotten
 --   P W          zset     events that have still to wake somebody, by their number
 --   P M          hash     moves that come in: up to where
+--   P S, P T     hash     the shelf: KEY: until when, value; zset: when what passes away does
+--   P U          zset     all keys of the shelf, in order
 --
 -- Outside of P, where the server is no cluster: outlast:namespaces, a set of those ever used.
 --

@@ -1,4 +1,4 @@
-"""The same transport on PostgreSQL: workers on many hosts, here on one."""
+"""The same transport on PostgreSQL and Redis: workers on many hosts, here on one."""
 
 from __future__ import annotations
 
@@ -9,19 +9,28 @@ import pytest
 from tests.contrib.kombu.rig import PATIENCE, Rig
 from tests.contrib.kombu.store import look
 from tests.proof.patience import until
-from tests.servers import PostgresServer, shared
+from tests.servers import PostgresServer, RedisServer, shared
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-pytestmark = pytest.mark.needs("servers")
 _schemas = itertools.count(1)
 
 
-@pytest.fixture
-def rig(tmp_path: Path) -> Iterator[Rig]:
-    url = shared(PostgresServer).url(schema=f"celery{next(_schemas)}")
+@pytest.fixture(
+    params=[
+        pytest.param("postgresql", marks=pytest.mark.needs("servers")),
+        pytest.param("redis", marks=pytest.mark.needs("redis")),
+    ]
+)
+def rig(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Rig]:
+    if request.param == "redis":
+        server = shared(RedisServer)
+        server.empty()
+        url = server.url(query="durability=process")
+    else:
+        url = shared(PostgresServer).url(schema=f"celery{next(_schemas)}")
     rig = Rig(tmp_path, f"outlast+{url}")
     rig.backend = rig.broker
     yield rig
