@@ -58,6 +58,13 @@ def die_once(number: int, marker: str) -> None:
     say(end=number)
 
 
+@app.task(name="die")
+def die(number: int) -> None:
+    """Takes its process along, each time."""
+    say(start=number)
+    os.kill(os.getpid(), 9)
+
+
 @app.task(name="again", bind=True, max_retries=3)
 def again(self: Any, number: int) -> None:
     say(try_=self.request.retries, number=number)

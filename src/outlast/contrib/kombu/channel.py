@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
 from concurrent.futures import wait
@@ -26,12 +27,16 @@ if TYPE_CHECKING:
 
 __all__ = ["Channel"]
 
+_log = logging.getLogger(__name__)
+
 WINDOW = 100
 """Messages taken at once by a consumer that sets no limit."""
 AHEAD = 0.03
 """Seconds of work that are claimed ahead of those who may have it, so that claims are few."""
 MOST = 100
 """Messages that are claimed ahead at most."""
+CAREFUL = 3
+"""Deliveries after which a message is handed out alone, since it may be what kills its workers."""
 STALE = 0.25
 """Seconds after which what was claimed ahead goes back, if nothing of it was wanted meanwhile."""
 
@@ -70,6 +75,7 @@ class Channel(virtual.Channel):
         self._claiming: Future[Sequence[Claim]] | None = None
         self._holding = threading.Lock()
         self._ahead = 0
+        self._careful = False
         self._passed = 0
         self._counted_at = self._taken_at = 0.0
         self._asked = 0
@@ -240,10 +246,12 @@ class Channel(virtual.Channel):
 
     def basic_get(self, queue: str, no_ack: bool = False, **kwargs: Any) -> Any:
         hands = self.shared.hands
-        claims = hands.take(hands.claim([our_name(queue)], 1))
-        raw = self._message(claims[0]) if claims else None
-        if raw is None:
-            return None
+        raw = None
+        while raw is None:
+            claims = hands.take(hands.claim([our_name(queue)], 1))
+            if not claims:
+                return None
+            raw = self._message(claims[0])
         message = self.Message(raw, channel=self)
         if no_ack:
             self.shared.hands.done(message.delivery_tag)
@@ -361,12 +369,21 @@ class Channel(virtual.Channel):
         return False
 
     def _next(self) -> Claim | None:
-        """The next one in our hands; None if all have just been given back."""
+        """The next one in our hands; None if it has to wait, or all have just been given back."""
         with self._holding:
             if not self._ready:
                 return None
+            tried = self._ready[0].job.attempt > CAREFUL
+            if not self.urgent and (tried or self._careful):
+                if self._is_busy():
+                    return None
+                self._careful = tried
             self._passed += 1
             return self._ready.popleft()
+
+    def _is_busy(self) -> bool:
+        """Whether something of this channel is unacknowledged."""
+        return len(self.qos._delivered) > len(self.qos._dirty)
 
     def _room(self) -> int:
         estimate = None if self.urgent else self.qos.can_consume_max_estimate()
@@ -374,7 +391,12 @@ class Channel(virtual.Channel):
 
     def _message(self, claim: Claim) -> dict[str, Any] | None:
         """The message of a claim, or None if it is none: then it is kept among the dead."""
-        hands = self.shared.hands
+        hands, limit = self.shared.hands, self.connection.max_redeliveries
+        if limit is not None and claim.job.attempt > limit + 1:
+            why = f"it was given out {limit + 1} times, and its workers died or put it back"
+            _log.error("message %s of queue %s is buried: %s", claim.job.id, claim.job.queue, why)
+            hands.bury(claim.receipt.hex(), why, kind="crash")
+            return None
         tag = hands.deliver(claim)
         try:
             return delivered(claim, tag)

@@ -14,11 +14,13 @@ from outlast.clock import SystemClock
 from outlast.contrib.kombu.channel import Channel as OurChannel
 from outlast.contrib.kombu.ear import Ear
 from outlast.contrib.kombu.shared import NAMESPACE, Shared
-from outlast.errors import EnqueueUncertain, StoreClosed, StoreUnavailable
+from outlast.errors import ConfigurationError, EnqueueUncertain, StoreClosed, StoreUnavailable
 from outlast.stores import redact
 
 __all__ = ["Transport"]
 
+MAX_REDELIVERIES = 20
+"""As RabbitMQ's quorum queues have it."""
 CLAIM_WAIT = 5.0
 """Seconds that a caller who hardly waits gives a claim that is on its way."""
 
@@ -26,7 +28,9 @@ CLAIM_WAIT = 5.0
 class Transport(virtual.Transport):
     """``outlast+sqlite:///app.db`` and the like, as Celery's ``broker``.
 
-    ``broker_transport_options`` may have a ``namespace``; without one it is ``celery``.
+    ``broker_transport_options`` may have a ``namespace``; without one it is ``celery``. And
+    ``max_redeliveries``: how often a message is given out again, before it is buried; None is
+    without end.
     """
 
     Channel = OurChannel
@@ -69,6 +73,18 @@ class Transport(virtual.Transport):
                 shared.leave()
 
     @property
+    def max_redeliveries(self) -> int | None:
+        """How often a message that comes back is given out again. Raises ``ConfigurationError``."""
+        limit = self.client.transport_options.get("max_redeliveries", MAX_REDELIVERIES)
+        if limit is not None and (type(limit) is not int or limit < 0):
+            raise ConfigurationError(
+                f"broker_transport_options: max_redeliveries is {limit!r}; give a number from 0"
+                " on, or None for no limit"
+            )
+        known: int | None = limit
+        return known
+
+    @property
     def turns(self) -> bool:
         """Whether the event loop is at work in this very thread: it looks at each of its turns."""
         loop = self._loop
@@ -86,6 +102,7 @@ class Transport(virtual.Transport):
         return shared if shared is not None and shared.pid == os.getpid() else self._take()
 
     def _take(self) -> Shared:
+        _ = self.max_redeliveries  # what is wrong with it is said now
         options = self.client.transport_options
         self._shared = Shared.take(self.client.hostname, options.get("namespace", NAMESPACE))
         self._ear = None
