@@ -99,8 +99,14 @@ async def test_an_open_transaction_stops_only_who_needs_its_key(
             store.add([Job(id="b", key="k")]), store.add([Job(id="c")]), return_exceptions=True
         )
         assert isinstance(blocked, StoreUnavailable)
-        assert "open transaction" in str(blocked)
+        assert "a key that is asked for here" in str(blocked)
         assert not isinstance(other, BaseException)
+        await theirs.execute("ROLLBACK")
+        # So too where the key is new, and its holder has not committed it yet.
+        await theirs.execute("BEGIN")
+        await theirs.execute(f"INSERT INTO {store.schema}.keys VALUES ('', 'new', 'n', '')")
+        with pytest.raises(StoreUnavailable, match="a key that is asked for here"):
+            await store.add([Job(id="n2", key="new")])
         await theirs.execute("ROLLBACK")
         [answer] = await store.add([Job(id="b", key="k")])
         assert (answer.id, answer.created) == ("a", False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 import asyncpg
@@ -103,8 +104,8 @@ _SAID: Sequence[tuple[Any, type[StoreError], str]] = (
     (
         asyncpg.LockNotAvailableError,
         StoreUnavailable,
-        "somebody's open transaction holds what this needs, a key perhaps; nothing was changed, and"
-        " it may be tried again",
+        "somebody's open transaction holds what this needs; nothing was changed, and it may be"
+        " tried again",
     ),
     (
         asyncpg.ReadOnlySQLTransactionError,
@@ -115,6 +116,15 @@ _SAID: Sequence[tuple[Any, type[StoreError], str]] = (
     (_DAMAGED, StoreDamaged, "the server found damaged data"),
 )
 """What each kind of error is to callers, and what it says to them."""
+
+_KEYS = re.compile(r'relation "keys"')
+_HELD = (
+    "an open transaction, begun by some program on a connection of its own (app.joined), has"
+    " enqueued a job with a key that is asked for here, and whoever asks for that key has to wait"
+    " until it ends; it was waited for as long as may be. Nothing was changed, and it may be tried"
+    " again: let that program enqueue late in its transaction and commit soon"
+    " (pg_stat_activity shows who is idle in transaction)"
+)
 
 
 class Dropped(Exception):
@@ -155,6 +165,8 @@ def mapped(error: BaseException, url: str) -> StoreError | ConfigurationError:
     why = f"{type(error).__name__}: {error}".split("\n")[0][:300]
     if getattr(error, "sqlstate", None) == MOVED:
         return StoreMoved(f"the jobs of {url} were moved to {error}, or are on their way: use that")
+    if isinstance(error, asyncpg.LockNotAvailableError) and _KEYS.search(error.context or ""):
+        return StoreUnavailable(f"{url}: {_HELD} ({why})")
     for kinds, ours, text in _SAID:
         if isinstance(error, kinds):
             return ours(f"{url}: {text} ({why})")
