@@ -22,7 +22,7 @@ __all__ = ["MAX_AHEAD", "MAX_UNSETTLED", "Claims", "Pace"]
 
 log = logging.getLogger(__name__)
 
-AHEAD = 0.05
+AHEAD = 0.15
 """How many seconds of work are claimed ahead, by the measured pace."""
 MAX_AHEAD = 700
 LATE = 4
