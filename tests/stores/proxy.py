@@ -21,12 +21,18 @@ class Proxy:
         self.delay = 0.0
         self._cut_at: bytes | None = None
         self.silent = False
+        self._made = 0
+        self._swallowed = 0
         self._lines: set[asyncio.Task[None]] = set()
         self._open = 0
 
     def cut_at(self, words: bytes) -> None:
         """Cut the connection when an answer comes to a request that holds this; once."""
         self._cut_at = words
+
+    def swallow(self) -> None:
+        """Let no answer through any more on the connections there are; new ones are sound."""
+        self._swallowed = self._made
 
     @property
     def was_cut(self) -> bool:
@@ -39,10 +45,11 @@ class Proxy:
             writer.close()
             return
         self._open += 1
+        self._made += 1
         asked = bytearray()
         ways = (
             asyncio.ensure_future(self._pass(reader, ours, asked)),
-            asyncio.ensure_future(self._answer(theirs, writer, asked)),
+            asyncio.ensure_future(self._answer(theirs, writer, asked, self._made)),
         )
         self._lines.update(ways)
         await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
@@ -65,7 +72,11 @@ class Proxy:
                 await writer.drain()
 
     async def _answer(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, asked: bytearray
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        asked: bytearray,
+        number: int,
     ) -> None:
         with contextlib.suppress(OSError):
             while data := await reader.read(65536):
@@ -74,7 +85,7 @@ class Proxy:
                     self._cut_at = None
                     return
                 asked.clear()
-                if not self.silent:
+                if not self.silent and number > self._swallowed:
                     writer.write(data)
                     await writer.drain()
 

@@ -1,0 +1,206 @@
+"""The cases that were seen on PostgreSQL, on a server of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+import statistics
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import asyncpg
+import pytest
+from tests.cases.rig import FULL, Rig, scaled
+from tests.proof.patience import linger
+from tests.servers import PostgresServer
+from tests.stores.proxy import proxied
+
+from outlast.job import Job, Status, done
+from outlast.stores import connect
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytestmark = pytest.mark.needs("servers")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[PostgresServer]:
+    made = PostgresServer(autovacuum="off")
+    made.start()
+    yield made
+    made.remove()
+
+
+async def ask(server: PostgresServer, text: str, *values: Any) -> Any:
+    connection = await asyncpg.connect(server.url())
+    try:
+        return await connection.fetchval(text, *values)
+    finally:
+        await connection.close()
+
+
+# -- C19
+
+
+def test_c19(tmp_path: Path, server: PostgresServer) -> None:
+    """C19: several who see the same tick make a task each, or a killed one's tick is lost.
+
+    What leases and keys do for it: whoever makes the job of a tick gives it the tick as its key.
+    """
+    rig = Rig(tmp_path, server.url(schema="c19"))
+    dice = random.Random(19)
+    try:
+        workers = [rig.start("-c", "2", "--lease", "2") for _ in range(scaled(5, 3))]
+        rig.until_up()
+        made: list[str] = []
+        with ThreadPoolExecutor(5) as schedulers:
+            for tick in range(scaled(120, 6)):
+
+                def fire(_: int, key: str = f"tick {tick}") -> str:
+                    return rig.enqueue(("nap", 0.001), key=key)[0]
+
+                ids = set(schedulers.map(fire, range(5)))
+                assert len(ids) == 1, "one record a tick"
+                made += ids
+                if tick % scaled(5, 3) == 2:
+                    rig.kill(workers.pop(dice.randrange(len(workers))))
+                    workers.append(rig.start("-c", "2", "--lease", "2"))
+                linger(scaled(1.0, 0.0))
+        rig.until_ended(made, 120.0)
+        assert len(set(made)) == len(made)
+        assert rig.statuses(made) == {Status.DONE: len(made)}
+        jobs = rig.ledger(lambda ledger: ledger.find(limit=1000))
+        assert sorted(job.id for job in jobs) == sorted(made)
+        for job in jobs:
+            assert job.attempt == 1 or job.crashes, "twice only from the hands of a killed worker"
+    finally:
+        rig.close()
+
+
+# -- C24
+
+
+async def test_c24(tmp_path: Path, server: PostgresServer) -> None:
+    """C24: a lost LISTEN connection leaves the worker hanging, or polling slowly for ever."""
+    async with proxied(server.port) as proxy:
+        rig = Rig(tmp_path, server.url(port=proxy.port, schema="c24"))
+        try:
+            worker = await asyncio.to_thread(rig.start, "-c", "2")
+            await asyncio.to_thread(rig.until_up)
+            rig.url = server.url(schema="c24")  # those who enqueue go to the server itself
+            pids = rig.members(worker)
+            await _goes_well(rig, scaled(15.0, 0.0))
+            await ask(
+                server,
+                "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity"
+                " WHERE application_name = 'outlast'",
+            )
+            await _goes_well(rig, scaled(15.0, 0.0))
+            server.stop()
+            await asyncio.to_thread(server.start)
+            await _goes_well(rig, scaled(15.0, 0.0))
+            proxy.swallow()
+            await _goes_well(rig, scaled(60.0, 0.0))
+            assert rig.members(worker) == pids
+        finally:
+            await asyncio.to_thread(rig.close)
+
+
+async def _goes_well(rig: Rig, after: float) -> None:
+    """Once a job has come through again, or after so long, the next ones start at once."""
+    if after:
+        await asyncio.to_thread(linger, after)
+    else:
+        await asyncio.to_thread(_took, rig)
+    waits = []
+    for _ in range(scaled(20, 5)):
+        waits.append(await asyncio.to_thread(_took, rig))
+        await asyncio.to_thread(linger, scaled(1.0, 0.0))
+    # Who polls looks every five seconds, so that it takes half of that.
+    assert statistics.median(waits) < scaled(0.5, 1.5), waits
+
+
+def _took(rig: Rig) -> float:
+    """Seconds from the enqueue of a job to its start."""
+    began = time.monotonic()
+    [id_] = rig.enqueue(("instant", 1))
+    rig.until_started(id_, seconds=90.0)
+    return rig.said("start", id_)[0].at - began
+
+
+# -- C44
+
+
+FINISHED = """
+INSERT INTO {s}.ended (seq, id, line, state, payload, created_at, finished_at, gone_at)
+SELECT -n, 'e' || n, 1, 4, 'x', 1, 1, 4e9 FROM generate_series(1, $1::int) n
+"""
+DELAYED = """
+INSERT INTO {s}.jobs (id, line, state, payload, created_at, due)
+SELECT 'd' || n, 1, 0, 'x', 1, 4e9 + n FROM generate_series(1, $1::int) n
+"""
+TOUCHED = """
+SELECT sum(heap_blks_read + heap_blks_hit + idx_blks_read + idx_blks_hit)::bigint
+FROM pg_statio_all_tables WHERE schemaname = $1
+"""
+OTHERS = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'outlast'"
+
+
+async def test_c44(server: PostgresServer) -> None:
+    """C44: claims become slow as finished and delayed rows pile up.
+
+    Counted in pages of the server that are touched, which doesn't depend on who else is at work.
+    """
+    alone = await _drained(server, "alone", 0)
+    beside = await _drained(server, "beside", scaled(1_000_000, 20_000))
+    assert beside[0] <= 1.25 * alone[0], (alone, beside)
+    if FULL:
+        assert beside[1] < 0.02
+        assert beside[2] <= alone[2] / 0.8, (alone, beside)
+
+
+async def _drained(server: PostgresServer, schema: str, finished: int) -> tuple[int, float, float]:
+    """Pages touched, the 95th percentile of a claim, and seconds, for all the ready jobs."""
+    url = server.url(schema=schema)
+    many, size = scaled(50_000, 1000), scaled(100, 10)
+    store: Any = connect(url)
+    await store.open()
+    await store.add([Job(id="delayed", run_at=4e9)])  # so that there is the line
+    for at in range(0, many, 1000):
+        await store.add([Job(id=f"r{at + n}") for n in range(1000)])
+    await store.close()
+    connection = await asyncpg.connect(url.partition("?")[0])
+    try:
+        if finished:
+            await connection.execute(FINISHED.format(s=schema), finished)
+            await connection.execute(DELAYED.format(s=schema), scaled(100_000, 10_000))
+        await connection.execute("VACUUM ANALYZE")
+        before = await _touched(connection, schema)
+        await store.open()
+        took, began = [], time.perf_counter()
+        for _ in range(many // size):
+            asked = time.perf_counter()
+            claims = await store.claim(["default"], [None], size, 60.0, "w")
+            took.append(time.perf_counter() - asked)
+            assert len(claims) == size
+            assert not await store.settle([done(claim) for claim in claims])
+        seconds = time.perf_counter() - began
+        await store.close()
+        touched = await _touched(connection, schema) - before
+    finally:
+        await connection.close()
+    return touched, sorted(took)[int(len(took) * 0.95)], seconds
+
+
+async def _touched(connection: Any, schema: str) -> int:
+    """What the sessions have counted; they say it when they end."""
+    async with asyncio.timeout(60):
+        for _ in itertools.count():
+            if not await connection.fetchval(OTHERS):
+                break
+    found: int = await connection.fetchval(TOUCHED, schema)
+    return found
