@@ -65,6 +65,8 @@ class _Examination:
         except refused as error:
             name = getattr(check, "__name__", "pg").upper()
             self._say(name, _NOTE, f"can't be told: {error}", "the role may not read it")
+            if self._connection.is_in_transaction():
+                await self._connection.execute("ROLLBACK")  # else all that follows is refused too
 
     def _say(
         self,
@@ -121,6 +123,9 @@ class _Examination:
 
     async def pg3(self) -> None:
         """Whether a commit waits for the disk, whatever the settings say."""
+        if await self._connection.fetchval("SELECT pg_is_in_recovery()"):
+            self._say("PG3", _NOTE, "nothing is committed there", "it is a replica, see PG6")
+            return
         await self._connection.execute("BEGIN; SET LOCAL synchronous_commit TO on")
         at = await self._connection.fetchval(
             "SELECT pg_logical_emit_message(true, 'outlast', '')::text"
