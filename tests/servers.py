@@ -27,6 +27,7 @@ __all__ = [
     "REDIS_SERVER",
     "PgBouncer",
     "PostgresServer",
+    "PostgresStandby",
     "RabbitServer",
     "RedisServer",
     "Server",
@@ -205,6 +206,25 @@ class PostgresServer(Server):
             await connection.execute(_EMPTY)
         finally:
             await connection.close()
+
+
+class PostgresStandby(PostgresServer):
+    """What follows a running PostgreSQL, until it is promoted."""
+
+    name = "pgs"
+
+    def __init__(self, primary: PostgresServer) -> None:
+        Server.__init__(self)
+        self.data = self.folder / "data"
+        self.env = primary.env
+        self._bin = primary._bin
+        subprocess.run(
+            [self._bin / "pg_basebackup", "-h", "127.0.0.1", "-p", str(primary.port), "-U",
+             "outlast", "-D", self.data, "-R", "-X", "stream", "-c", "fast", "--no-sync"],
+            check=True, capture_output=True, cwd=self.folder, env=self.env, **self.user,
+        )  # fmt: skip
+        with open(self.data / "postgresql.conf", "a", encoding="utf-8") as file:
+            file.write(f"port = {self.port}\nunix_socket_directories = '{self.folder}'\n")
 
 
 class PgBouncer(Server):

@@ -14,9 +14,12 @@ import asyncpg
 import pytest
 from tests.cases.rig import FULL, Rig, scaled
 from tests.proof.patience import linger
-from tests.servers import PostgresServer
+from tests.servers import PostgresServer, PostgresStandby
 from tests.stores.proxy import proxied
 
+from outlast.doctor import examine
+from outlast.doctor.report import Severity
+from outlast.errors import StoreUnavailable
 from outlast.job import Job, Status, done
 from outlast.stores import connect
 
@@ -79,6 +82,53 @@ def test_c19(tmp_path: Path, server: PostgresServer) -> None:
             assert job.attempt == 1 or job.crashes, "twice only from the hands of a killed worker"
     finally:
         rig.close()
+
+
+# -- a standby
+
+
+def test_a_standby_is_refused_and_promoted_it_has_the_same_workers(
+    tmp_path: Path,
+) -> None:
+    primary = PostgresServer()
+    primary.start()
+    standby = None
+    rig = Rig(tmp_path, primary.url())
+    try:
+        first = rig.enqueue(("instant", 1))
+        standby = PostgresStandby(primary)
+        standby.start()
+        with pytest.raises(StoreUnavailable, match="replica"):
+            Rig(tmp_path, standby.url()).enqueue(("instant", 2))
+        report = asyncio.run(examine(standby.url()))
+        assert [each.read for each in report.findings if each.severity is Severity.ERROR] == [
+            "it is a replica"
+        ]
+        rig.url = primary.url().replace("/postgres", f",127.0.0.1:{standby.port}/postgres")
+        worker = rig.start("-c", "2")
+        rig.until_ended(first)
+        pids = rig.members(worker)
+        ids = rig.enqueue(*[("instant", n) for n in range(20)])
+        asyncio.run(_caught_up(primary))
+        primary.kill()
+        asyncio.run(ask(standby, "SELECT pg_promote()"))
+        rig.until_ended([*ids, *rig.enqueue(("instant", 3))], 90.0)
+        assert rig.members(worker) == pids
+        assert rig.statuses(ids) == {Status.DONE: 20}
+    finally:
+        rig.close()
+        if standby is not None:
+            standby.remove()
+        primary.remove()
+
+
+async def _caught_up(primary: PostgresServer) -> None:
+    """The standby has all that has been acknowledged."""
+    behind = "SELECT bool_and(replay_lsn >= $1::text::pg_lsn) FROM pg_stat_replication"
+    at = await ask(primary, "SELECT pg_current_wal_flush_lsn()::text")
+    async with asyncio.timeout(60):
+        while not await ask(primary, behind, at):
+            pass
 
 
 # -- C24
