@@ -1,13 +1,22 @@
-"""RabbitMQ: outlast beside raw pika and raw aio-pika, in one run on one private broker.
+"""RabbitMQ: outlast beside raw pika and aio-pika, and beside Celery, Dramatiq and taskiq.
 
-``python -m bench.rabbit_bench``, with the extra ``rabbitmq`` and ``bench/requirements.txt``.
+``python -m bench.rabbit_bench``, with ``bench/requirements.txt`` and what the tests need. All of it
+runs on one private broker, in turn, and the medians count. The exit code is 1 if a floor is missed.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
+import os
+import signal
 import statistics
+import subprocess
+import sys
+import tempfile
 import time
+from collections import defaultdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import aio_pika
@@ -15,61 +24,145 @@ import pika
 from tests.servers import RabbitServer
 
 from outlast import Outlast
+from outlast.cli.bench_figures import COLUMNS, Figure, at_most, beside
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-MANY = 5000
+ROOT = Path(__file__).parents[1]
 PRODUCERS = 100
 BODY = b"x" * 100
+QUORUM: dict[str, Any] = {"x-queue-type": "quorum"}
+PEERS = ("celery", "dramatiq", "taskiq")
+PATIENCE = 300.0
+BEAT = 0.002
+FILL = "import asyncio, sys; from bench.rabbit_work import fill; asyncio.run(fill({}, 'x' * 100))"
+WORKERS = {
+    "outlast": ["outlast", "worker", "bench.rabbit_work:app"],
+    "celery": ["celery", "-A", "bench.rabbit_work:app", "worker", "-l", "ERROR", "-c", "2",
+               "--without-gossip", "--without-mingle"],
+    "dramatiq": ["dramatiq", "-p", "1", "-t", "8", "bench.rabbit_work"],
+    "taskiq": ["taskiq", "worker", "-w", "1", "--log-level", "ERROR", "bench.rabbit_work:app"],
+}  # fmt: skip
 
 
-async def measure(work: Callable[[], Awaitable[None]], many: int) -> tuple[float, float]:
-    """A second, and microseconds of CPU of this process for each."""
-    cpu, wall = time.process_time(), time.perf_counter()
+async def measure(work: Callable[[], Awaitable[None]], many: int) -> float:
+    """How many a second."""
+    began = time.perf_counter()
     await work()
-    return many / (time.perf_counter() - wall), (time.process_time() - cpu) / many * 1e6
+    return many / (time.perf_counter() - began)
 
 
-async def raw_enqueue(url: str) -> tuple[float, float]:
+# -- enqueueing, confirmed, by many at once
+
+
+async def raw_enqueue(url: str, many: int) -> float:
     connection = await aio_pika.connect(url)
     channel = await connection.channel(publisher_confirms=True)
-    await channel.declare_queue("raw", durable=True, arguments={"x-queue-type": "quorum"})
+    await channel.declare_queue("raw", durable=True, arguments=QUORUM)
 
     async def produce() -> None:
-        for _ in range(MANY // PRODUCERS):
+        for _ in range(many // PRODUCERS):
             message = aio_pika.Message(BODY, delivery_mode=aio_pika.DeliveryMode.PERSISTENT)
             await channel.default_exchange.publish(message, "raw", mandatory=True)
 
     async def all_of_them() -> None:
         await asyncio.gather(*(produce() for _ in range(PRODUCERS)))
 
-    figures = await measure(all_of_them, MANY)
+    rate = await measure(all_of_them, many)
     await connection.close()
-    return figures
+    return rate
 
 
-def raw_drain(url: str) -> tuple[float, float]:
+async def enqueue(url: str, many: int) -> float:
+    app = Outlast(url, namespace="enqueue")
+
+    @app.task(name="nothing", timeout=600.0)
+    async def nothing(text: str) -> None: ...
+
+    async def produce() -> None:
+        for _ in range(many // PRODUCERS):
+            await nothing.enqueue("x" * 100)
+
+    async def all_of_them() -> None:
+        await asyncio.gather(*(produce() for _ in range(PRODUCERS)))
+
+    async with app:
+        await nothing.enqueue("the queue is made")
+        return await measure(all_of_them, many)
+
+
+# -- draining
+
+
+def raw_drain(url: str, many: int) -> float:
     """The blocking client, one word for a hundred messages."""
     connection = pika.BlockingConnection(pika.URLParameters(url))
     channel = connection.channel()
     channel.basic_qos(prefetch_count=500)
-    cpu, wall = time.process_time(), time.perf_counter()
+    began = time.perf_counter()
     for got, (method, _, _) in enumerate(channel.consume("raw", inactivity_timeout=5), 1):
-        if got % 100 == 0 or got == MANY:
+        if got % 100 == 0 or got == many:
             channel.basic_ack(method.delivery_tag, multiple=True)
-        if got == MANY:
+        if got == many:
             break
-    figures = MANY / (time.perf_counter() - wall), (time.process_time() - cpu) / MANY * 1e6
+    rate = many / (time.perf_counter() - began)
     channel.cancel()
     connection.close()
-    return figures
+    return rate
+
+
+def drain(side: str, url: str, many: int) -> float:
+    """By one worker of that library, from the first run to the last."""
+    with tempfile.TemporaryDirectory(prefix="outlast-rabbit-") as folder:
+        marks, log = Path(folder, "marks"), Path(folder, "log")
+        environment = os.environ | {
+            "SIDE": side, "BROKER": url, "MARKS": str(marks), "PYTHONPATH": str(ROOT),
+            "C_FORCE_ROOT": "1",
+        }  # fmt: skip
+        python = [sys.executable, "-W", "ignore"]
+        subprocess.run([*python, "-c", FILL.format(many)], env=environment, cwd=folder, check=True)
+        with log.open("wb") as out:
+            worker = subprocess.Popen(
+                [*python, "-m", *WORKERS[side]], env=environment, cwd=folder, stdout=out,
+                stderr=out, start_new_session=True,
+            )  # fmt: skip
+        try:
+            return _timed(marks, many, worker, log)
+        finally:
+            worker.send_signal(signal.SIGTERM)
+            try:
+                worker.wait(30)
+            except subprocess.TimeoutExpired:
+                os.killpg(worker.pid, signal.SIGKILL)
+                worker.wait()
+
+
+def _timed(marks: Path, many: int, worker: subprocess.Popen[bytes], log: Path) -> float:
+    deadline = time.monotonic() + PATIENCE
+
+    def wait(number: int) -> int:
+        while True:
+            size = marks.stat().st_size if marks.exists() else 0
+            if size >= number:
+                return size
+            if worker.poll() is not None or time.monotonic() > deadline:
+                raise SystemExit(log.read_text())
+            time.sleep(BEAT)
+
+    first = wait(1)
+    began = time.perf_counter()
+    wait(many)
+    return (many - first) / (time.perf_counter() - began)
+
+
+# -- one job while nothing else happens
 
 
 async def raw_idle(url: str, rounds: int) -> float:
     connection = await aio_pika.connect(url)
     channel = await connection.channel(publisher_confirms=True)
-    queue = await channel.declare_queue("idle", durable=True, arguments={"x-queue-type": "quorum"})
+    queue = await channel.declare_queue("idle", durable=True, arguments=QUORUM)
     began, came = 0.0, asyncio.Event()
     waits: list[float] = []
 
@@ -88,71 +181,81 @@ async def raw_idle(url: str, rounds: int) -> float:
     return statistics.median(waits) * 1e3
 
 
-async def ours(url: str) -> dict[str, Any]:
-    app = Outlast(url)
-    ended, came = 0, asyncio.Event()
+async def idle(url: str, rounds: int) -> float:
+    app = Outlast(url, namespace="idle")
+    came = asyncio.Event()
     waits: list[float] = []
 
-    @app.task(name="nothing")
-    async def nothing(text: str) -> None:
-        nonlocal ended
-        ended += 1
-        if ended == MANY + 1:
-            came.set()
-
-    @app.task(name="clocked")
+    @app.task(name="clocked", timeout=600.0)
     async def clocked(began: float) -> None:
         waits.append(time.perf_counter() - began)
         came.set()
 
-    found: dict[str, Any] = {}
-    async with app:
-        await nothing.enqueue("the queue is made")
-
-        async def produce() -> None:
-            for _ in range(MANY // PRODUCERS):
-                await nothing.enqueue("x" * 100)
-
-        async def all_of_them() -> None:
-            await asyncio.gather(*(produce() for _ in range(PRODUCERS)))
-
-        found["enqueue"] = await measure(all_of_them, MANY)
-
-        async def drain() -> None:
-            async with app.worker():
-                await came.wait()
-
-        found["drain"] = await measure(drain, MANY)
-        await clocked.enqueue(time.perf_counter())
-        async with app.worker():
-            for _ in range(200):
-                await came.wait()
-                came.clear()
-                await clocked.enqueue(time.perf_counter())
+    async with app.worker():
+        for _ in range(rounds + 2):
+            came.clear()
+            await clocked.enqueue(time.perf_counter())
             await came.wait()
-        found["idle"] = statistics.median(waits[2:]) * 1e3
-    return found
+    return statistics.median(waits[2:]) * 1e3
 
 
-def main() -> None:
+# -- all together
+
+
+def figures(found: dict[str, list[float]]) -> list[Figure]:
+    medians = {name: statistics.median(values) for name, values in found.items()}
+    best = max(PEERS, key=lambda name: medians[name])
+    ours, more = medians["outlast"], medians["idle"] - medians["raw idle"]
+    return [
+        beside(
+            f"enqueue, {PRODUCERS} at once, confirmed; aio-pika",
+            medians["enqueue"], medians["raw enqueue"], least=0.8,
+        ),
+        beside("drain, one worker; pika, multiple acks", ours, medians["raw drain"], least=0.3),
+        *(
+            beside(f"drain, one worker; {name}", ours, medians[name], least=3.0)
+            if name == best
+            else beside(f"drain, one worker; {name}", ours, medians[name])
+            for name in PEERS
+        ),
+        Figure(
+            "idle latency, p50; aio-pika", f"{medians['idle']:.2f} ms",
+            f"{medians['raw idle']:.2f} ms", medians["idle"] / medians["raw idle"],
+            "+2 ms", at_most(2.0, more),
+        ),
+    ]  # fmt: skip
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--messages", type=int, default=10_000)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--no-peers", action="store_true", help="and no floor beside them")
+    options = parser.parse_args()
+    many, found = options.messages, defaultdict[str, list[float]](list)
     server = RabbitServer()
     server.start()
     try:
         url = server.url()
-        mine = asyncio.run(ours(url))
-        raw = asyncio.run(raw_enqueue(url)), raw_drain(url), asyncio.run(raw_idle(url, 200))
+        for _ in range(options.rounds):
+            found["enqueue"].append(asyncio.run(enqueue(url, many)))
+            found["raw enqueue"].append(asyncio.run(raw_enqueue(url, many)))
+            found["outlast"].append(drain("outlast", url, many))
+            found["raw drain"].append(raw_drain(url, many))
+            for side in () if options.no_peers else PEERS:
+                found[side].append(drain(side, url, many // 5))
+            found["idle"].append(asyncio.run(idle(url, 200)))
+            found["raw idle"].append(asyncio.run(raw_idle(url, 200)))
     finally:
         server.remove()
-    for name, ours_, theirs, what in (
-        ("enqueue", mine["enqueue"], raw[0], f"aio-pika, {PRODUCERS} producers, confirmed"),
-        ("drain", mine["drain"], raw[1], "pika, blocking, multiple acks"),
-    ):
-        print(
-            f"{name}: {ours_[0]:,.0f}/s, {ours_[1]:.0f} us of CPU each; {what}:"
-            f" {theirs[0]:,.0f}/s, {theirs[1]:.0f} us; ratio {ours_[0] / theirs[0]:.2f}"
-        )
-    print(f"idle p50: {mine['idle']:.2f} ms; aio-pika: {raw[2]:.2f} ms")
+    if options.no_peers:
+        found |= {side: [1.0] for side in PEERS}
+    rows = figures(found)
+    for cells in (COLUMNS, *(row.cells() for row in rows)):
+        print(f"{cells[0]:45} {cells[1]:>10} {cells[2]:>10} {cells[3]:>7} {cells[4]:>6} {cells[5]}")
+    print(f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
+    return int(any(row.ok is False for row in rows))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -11,7 +11,7 @@ from pika.spec import Basic
 from outlast.stores.rabbitmq.faults import mapped
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from outlast.stores.rabbitmq.held import Held
     from outlast.stores.rabbitmq.link import Channel
@@ -28,7 +28,7 @@ class Apart:
         self,
         make: Callable[[Place], Source],
         open_channel: Callable[[Source], Awaitable[Channel]],
-        deliver: Callable[[Source, Any, Any, bytes], None],
+        deliver: Callable[[Source, int, Mapping[str, Any], bytes], None],
         shown: str,
     ) -> None:
         self.pending: set[Place] = set()
@@ -74,7 +74,7 @@ class Apart:
 
         def found(_: Any, method: Any, properties: Any, body: bytes) -> None:
             if not answer.done():
-                self._deliver(source, method, properties, body)
+                self._deliver(source, method.delivery_tag, properties.headers or {}, body)
                 answer.set_result(source.buffer.pop())
 
         def empty(_: Any) -> None:

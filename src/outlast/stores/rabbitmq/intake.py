@@ -21,7 +21,7 @@ from outlast.stores.rabbitmq.source import MOST, Source
 from outlast.stores.rabbitmq.topology import ALONE, BANDS, Place, news_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable, Sequence
+    from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 
     from outlast.stores.rabbitmq.link import Channel, Link
 
@@ -70,7 +70,7 @@ class Intake:
         self._all: set[Source] = set()
         """Those too whose queue is gone, for what was claimed from it."""
         self._orders: dict[tuple[Any, Any], list[list[Source]]] = {}
-        self.apart = Apart(self._made, self._open, self._deliver, shown)
+        self.apart = Apart(self._made, self._open, self._received, shown)
         self._caught: set[Pair] = set()
         self._consuming: set[asyncio.Task[None]] = set()
         """Consumers that are about to begin."""
@@ -313,7 +313,11 @@ class Intake:
     async def _open(self, source: Source) -> Channel:
         if self._link is None:
             raise StoreUnavailable(f"{self._shown}: not connected")
-        channel = source.channel = await self._link.channel()
+        link = self._link
+        channel = source.channel = await link.channel()
+        quick, number = link.raw.quick, channel.raw.channel_number
+        quick[number] = partial(self._deliver, source)
+        channel.closed.add_done_callback(lambda _: quick.pop(number, None))
         channel.raw.add_on_cancel_callback(lambda _: self._cancelled(source))
         channel.closed.add_done_callback(lambda _: self._source_lost(source))
         return channel
@@ -321,18 +325,23 @@ class Intake:
     def _on_message(
         self, source: Source, _: Any, method: Any, properties: Any, body: bytes
     ) -> None:
-        self._deliver(source, method, properties, body)
+        self._deliver(source, method.delivery_tag, properties.headers or {}, body)
+
+    def _deliver(self, source: Source, tag: int, headers: Mapping[str, Any], body: bytes) -> None:
+        """Whichever way it came, also while its consumer is about to end."""
+        if source not in self._all:
+            return  # it was let go of, and the broker gives this to somebody else
+        self._received(source, tag, headers, body)
         if not self._rings:
             asyncio.get_running_loop().call_soon(self._ring)
         self._rings.add(source.place.queue)
 
-    def _deliver(self, source: Source, method: Any, properties: Any, body: bytes) -> None:
-        headers = properties.headers
+    def _received(self, source: Source, tag: int, headers: Mapping[str, Any], body: bytes) -> None:
         crashes = int(headers.get("x-delivery-count", 0)) if headers else 0
         self._numbers += 1
         now = asyncio.get_running_loop().time()
-        held = Held(source, method.delivery_tag, body, crashes, self._numbers, now)
-        source.unacked[held.tag] = held
+        held = Held(source, tag, body, crashes, self._numbers, now)
+        source.unacked[tag] = held
         source.buffer.append(held)
 
     def _ring(self) -> None:

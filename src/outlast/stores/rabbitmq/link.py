@@ -7,11 +7,11 @@ import logging
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from pika.adapters.asyncio_connection import AsyncioConnection
 from pika.exceptions import AMQPError
 
 from outlast.errors import StoreUnavailable
 from outlast.stores.rabbitmq.faults import mapped
+from outlast.stores.rabbitmq.quick import QuickConnection
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -95,7 +95,7 @@ class Link:
     async def dial(self, name: str) -> None:
         """Raises our errors."""
         loop = asyncio.get_running_loop()
-        self.raw = AsyncioConnection(
+        self.raw = QuickConnection(
             self._address.parameters(name),
             on_open_callback=partial(_set, self._opened),
             on_open_error_callback=self._on_failure,
