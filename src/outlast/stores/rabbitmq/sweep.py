@@ -85,6 +85,8 @@ class Sweep:
                     await self._lead(channel)
             except (OutlastError, AMQPError) as error:
                 _log.info("%s: no sweep for now: %s", self._engine.shown, error)
+            except Exception:
+                _log.exception("%s: the sweep broke, and begins anew", self._engine.shown)
             await asyncio.sleep(STAND_IN * (1 + self._chance.random() / 2))
 
     async def _elected(self) -> Channel | None:
