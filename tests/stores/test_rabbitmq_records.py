@@ -18,15 +18,17 @@ from tests.stores.children import Child, say
 from tests.stores.test_rabbitmq_timeouts import consumer_timeout
 
 from outlast import Outlast
+from outlast.chance import SeededChance
 from outlast.doctor import examine
 from outlast.errors import ConfigurationError, KeyRepeated, Unsupported
-from outlast.job import Claim, Death, Failure, Job, Status, done, retry
+from outlast.job import Claim, Death, Depth, Failure, Job, Status, done, give_back, retry
 from outlast.location import pin
-from outlast.store import Durability, Feature
+from outlast.store import Durability, Feature, Line
 from outlast.stores import connect, redact
 from outlast.stores.rabbitmq import declaring
 from outlast.stores.rabbitmq.bells import Bells
-from outlast.stores.rabbitmq.recorded import RecordedStore
+from outlast.stores.rabbitmq.recorded import RecordedStore, _put_back
+from outlast.stores.rabbitmq.sweep import Sweep
 from outlast.stores.urls import parse, with_records
 
 if TYPE_CHECKING:
@@ -498,6 +500,39 @@ async def test_one_sweeps_always(server: RabbitServer, records: str, namespace: 
 
 def _sweeps(store: Any) -> bool:
     return bool(store._bells._sweep.leads)
+
+
+# -- when it is rung
+
+
+def test_when_the_sweep_rings() -> None:
+    sweep = Sweep(cast("Any", None), cast("Any", None), cast("Any", None), SeededChance(1))
+    pair = ("default", "t")
+
+    def asks(now: float, running: int = 0, paused: bool = False, **counts: int) -> bool:
+        line = Line(queue="default", task="t", depth=Depth(**counts), paused=paused)
+        return sweep._is_time(pair, line, running, now)
+
+    assert not asks(0.0, delayed=2)
+    assert asks(1.0, delayed=1, ready=1), "what came due is rung at once"
+    assert not asks(1.1, delayed=1, ready=1), "and is given time to be claimed"
+    assert asks(1.2, ready=2), "also the next"
+    assert not asks(2.0)
+    assert not asks(3.0, ready=1), "what was added is being rung"
+    assert asks(3.3, ready=1), "or was not"
+    assert [n for n in range(4, 40) if asks(float(n), ready=1)] == [5, 7, 11, 19, 27, 35]
+    assert not asks(40.0, running=1, ready=1)
+    assert asks(41.1, running=1, ready=1), "another line's end may have freed a lane"
+    assert not asks(50.0, running=1, ready=1, paused=True)
+
+
+def test_what_is_rung_by_who_stores_it() -> None:
+    now, late = job("now"), job("late", delay=5)
+    claimed = Claim(job("a", queue="q"), b"r", 1)
+    assert _put_back([done(claimed, None, (now, late, now))]) == {("default", "t"): 2}
+    assert _put_back([retry(claimed, 0, OOPS), retry(claimed, 5, OOPS)]) == {("q", "t"): 1}
+    assert _put_back([give_back(claimed), give_back(claimed, event="e")]) == {("q", "t"): 1}
+    assert _put_back([done(claimed)]) == {}
 
 
 # -- URLs, texts, the doctor
