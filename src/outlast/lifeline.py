@@ -186,7 +186,12 @@ class Lifeline:
                 )
         if not ids:
             self._map[_FLAGS_AT] |= _NO_BLAME
-        _write_message(self._map, message)
+        self.note(message)
+
+    def note(self, message: str) -> None:
+        """Before a process ends itself: why, whoever is to blame."""
+        if self._map is not None:
+            _write_message(self._map, message)
 
     def release(self) -> None:
         """Delete the file and let go of the lock: the worker ended in order and holds nothing."""

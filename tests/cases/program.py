@@ -23,6 +23,28 @@ def say(what: str) -> None:
     os.close(descriptor)
 
 
+def poison(app: Outlast) -> None:
+    """The tasks that take their worker down with them."""
+
+    @app.task(name="kills")
+    async def kills() -> None:
+        say("start")
+        os._exit(137)
+
+    @app.task(name="stops-the-loop")
+    async def stops_the_loop() -> None:
+        say("start")
+        asyncio.get_running_loop().stop()
+        await asyncio.sleep(3600)
+
+    @app.task(name="cancels-everything")
+    async def cancels_everything() -> None:
+        say("start")
+        for task in asyncio.all_tasks():
+            task.cancel()
+        await asyncio.sleep(3600)
+
+
 def make(url: str | None = None) -> Outlast:
     """The program; with ``CASES_NEW_KIND`` in the environment it knows one task more."""
     app = Outlast(url)
@@ -53,11 +75,7 @@ def make(url: str | None = None) -> Outlast:
         say("start")
         raise ValueError("no")
 
-    @app.task(name="kills")
-    async def kills() -> None:
-        say("start")
-        os._exit(137)
-
+    poison(app)
     if os.environ.get(NEW_KIND):
 
         @app.task(name="new-kind")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
 from tests.cases.rig import scaled
 from tests.proof.patience import linger
 
@@ -29,3 +30,17 @@ def test_c32(rig: Rig) -> None:
     others = before + after
     assert rig.statuses(others) == {Status.DONE: 50}
     assert all(1 <= number <= 2 for number in rig.ends(others))
+
+
+@pytest.mark.parametrize("task", ["stops-the-loop", "cancels-everything"])
+def test_a_task_that_breaks_the_event_loop_is_poison_too(rig: Rig, task: str) -> None:
+    # Blamed on nobody, as an end of the worker's own would be, it breaks each process that comes.
+    neighbour, poison = rig.enqueue(("nap", 1.0), (task,))
+    rig.start()
+    rig.until_ended([neighbour, poison], 120.0)
+    job = rig.job(poison)
+    assert (job.status, job.crashes) == (Status.DEAD, 3)
+    assert job.failure is not None
+    assert job.failure.kind == "crash"
+    assert "a task broke the event loop" in job.failure.message
+    assert rig.job(neighbour).status is Status.DONE

@@ -16,7 +16,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from outlast.clock import SystemClock
 from outlast.errors import ConfigurationError, OutlastError, StoreFull
-from outlast.worker.options import EXIT_BLOCKED, EXIT_REFUSED, EXIT_RELOAD, WorkerOptions
+from outlast.worker.options import (
+    EXIT_BLOCKED,
+    EXIT_BROKEN,
+    EXIT_REFUSED,
+    EXIT_RELOAD,
+    WorkerOptions,
+)
 from outlast.worker.reload import Files
 from outlast.worker.worker import Worker
 
@@ -98,6 +104,7 @@ class _Child:
         self._files = Files() if options.reload else None
         self._changed = False
         self._stops = 0
+        self._at_work = False
         self._open_app: Callable[[Store], Awaitable[object]] | None = None
 
     def run(self) -> int:
@@ -107,7 +114,13 @@ class _Child:
             app: WorkerApp = getattr(importlib.import_module(module), name)(self._options)
             spare_the_collector()
             with asyncio.Runner(loop_factory=_loop_factory(self._options.loop)) as runner:
-                runner.run(self._work(app))
+                try:
+                    runner.run(self._work(app))
+                except BaseException as error:
+                    if self._at_work and self._worker is not None:
+                        # Before the runner cancels what is left, as if that had come from us.
+                        self._worker.broken(f"the event loop ended ({error!r})")
+                    raise
         except Exception as error:
             return self._refuse(error)
         code = EXIT_RELOAD if self._changed else 0
@@ -129,6 +142,7 @@ class _Child:
             lease=options.lease,
             grace=options.grace,
             kill=lambda: os._exit(EXIT_BLOCKED),
+            quit=lambda: os._exit(EXIT_BROKEN),
             before_claims=self._report,
             home=options.target.partition(":")[0],
             hooks=getattr(app, "hooks", ()),
@@ -141,9 +155,11 @@ class _Child:
             # Only after the worker's store, which may refuse to create a missing file.
             self._open_app = lambda store: stack.enter_async_context(app.opened_on(store))
             relaying = self._loop.create_task(self._relay(app))
+            self._at_work = True
             try:
                 await self._worker.run()
             finally:
+                self._at_work = False
                 relaying.cancel()
                 await asyncio.wait((relaying,))
 

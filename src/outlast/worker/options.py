@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["EXIT_BLOCKED", "EXIT_REFUSED", "EXIT_RELOAD", "WorkerOptions"]
+__all__ = ["EXIT_BLOCKED", "EXIT_BROKEN", "EXIT_REFUSED", "EXIT_RELOAD", "WorkerOptions"]
 
 EXIT_BLOCKED = 86
 """A worker process ended itself because a task blocked its event loop for too long."""
@@ -12,6 +12,8 @@ EXIT_RELOAD = 87
 """A worker process ended because a file of the program changed."""
 EXIT_REFUSED = 88
 """A worker process could not start, and has said why."""
+EXIT_BROKEN = 89
+"""A worker process ended itself because a task broke its event loop."""
 
 
 class WorkerOptions(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from outlast.chance import SystemChance
 from outlast.clock import SystemClock
@@ -26,7 +26,7 @@ from outlast.worker.threads import WorkerThreads
 from outlast.worker.watch import Watch
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 
     from outlast.chance import Chance
     from outlast.clock import Clock
@@ -55,9 +55,10 @@ class Worker:
     running job has to end after ``stop``. ``id`` must never be used twice; without it one is made.
     ``renew_on="loop"`` does without any thread or process of our own, for simulations: plain
     functions then run in the event loop, and a task that blocks it can lose its lease. ``kill``
-    ends this process when a task blocks the loop for too long. ``before_claims`` is awaited when
-    the store is open. ``home`` is a module that defines the ``processes=True`` tasks, if the
-    functions' own modules don't.
+    ends this process when a task blocks the loop for too long, ``quit`` when one has broken it:
+    give that where nobody else has anything in the loop. ``before_claims`` is awaited when the
+    store is open. ``home`` is a module that defines the ``processes=True`` tasks, if the functions'
+    own modules don't.
 
     Raises ``ConfigurationError`` if an option is wrong.
     """
@@ -77,6 +78,7 @@ class Worker:
         id: str | None = None,
         renew_on: Literal["thread", "loop"] = "thread",
         kill: Callable[[], None] | None = None,
+        quit: Callable[[], None] | None = None,
         before_claims: Callable[[Worker], Awaitable[None]] | None = None,
         home: str | None = None,
         store: Store | None = None,
@@ -100,6 +102,8 @@ class Worker:
         self._hooks = tuple(hooks)
         self._on_thread = renew_on == "thread"
         self._kill = kill
+        self._quit = quit
+        self._unwinding = False
         self._before_claims = before_claims
         self._home = home
         self._lent = store
@@ -221,12 +225,12 @@ class Worker:
         assert self._stop is not None
         try:
             async with asyncio.TaskGroup() as group:
-                settled = group.create_task(settling.loop())
-                claimed = group.create_task(claims.loop())
-                beating = group.create_task(self._beat(crew, claims, watch))
+                settled = group.create_task(self._guard(settling.loop()))
+                claimed = group.create_task(self._guard(claims.loop()))
+                beating = group.create_task(self._guard(self._beat(crew, claims, watch)))
                 cut_short = None
                 try:
-                    await self._stop
+                    await self._guard(self._until_stopped())
                 except asyncio.CancelledError as error:
                     if settled.done() or claimed.done() or beating.done():
                         raise  # a loop has failed; there is nothing to drain into
@@ -240,12 +244,43 @@ class Worker:
                 await self._drain(crew)
                 settling.close()
                 await self._first({settled}, FLUSH)
+                self._unwinding = True
                 settled.cancel()
                 beating.cancel()
                 if cut_short is not None:
                     raise cut_short
         except BaseExceptionGroup as group_of_errors:
             raise group_of_errors.exceptions[0] from None
+
+    async def _until_stopped(self) -> None:
+        assert self._stop is not None
+        await self._stop
+
+    async def _guard(self, loop: Coroutine[Any, Any, None]) -> None:
+        """One of the worker's loops. If nobody who may has cancelled it, a task of the user has."""
+        try:
+            await loop
+        except asyncio.CancelledError:
+            if not self._unwinding:
+                self.broken("a task cancelled what runs in it")
+            raise
+        except BaseException:
+            self._unwinding = True
+            raise
+
+    def broken(self, how: str) -> None:
+        """A task broke the event loop: end the process by ``quit``, with what runs under suspicion.
+
+        In order, the jobs would be given back with nobody blamed, and the one that did it would
+        break the next process, for ever. Does nothing without ``quit``.
+        """
+        if self._quit is None:
+            return
+        message = f"a task broke the event loop: {how}"
+        log.error("%s; this process ends", message)
+        if self.marks is not None:
+            self.marks.note(message)
+        self._quit()
 
     async def _beat(self, crew: Crew, claims: Claims, watch: Watch) -> None:
         while True:
