@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from outlast.errors import ConfigurationError
-from outlast.stores.urls import parse, redact, with_records
+from outlast.stores.urls import EXAMPLES, is_url, parse, redact, with_records
 
 if TYPE_CHECKING:
     from outlast.store import Durability
@@ -17,21 +17,25 @@ __all__ = ["find_url", "pin"]
 
 URL = "OUTLAST_URL"
 URL_FILE = "OUTLAST_URL_FILE"
+LONGEST = 65_536
+"""Characters of such a file that are read: it may be a device by mistake."""
 
 
 def find_url() -> str | None:
     """The URL that the environment gives, or None: in ``OUTLAST_URL``, else in a file it names.
 
-    Raises ``ConfigurationError`` if the file can't be read or is empty.
+    Raises ``ConfigurationError`` if the file can't be read, or what is found is no URL at all; the
+    message then doesn't repeat it, since people put a bare password there by mistake.
     """
     url = os.environ.get(URL, "").strip()
     if url:
-        return url
+        return _seen_as_url(url, f"{URL} is set to what")
     name = os.environ.get(URL_FILE, "").strip()
     if not name:
         return None
     try:
-        url = Path(name).read_text(encoding="utf-8").strip()
+        with Path(name).open(encoding="utf-8") as file:
+            url = file.read(LONGEST).strip()
     except (OSError, UnicodeError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "it is not a text"
         raise ConfigurationError(
@@ -39,7 +43,13 @@ def find_url() -> str | None:
         ) from None
     if not url:
         raise ConfigurationError(f"{URL_FILE} names {name!r}, which is empty: put the URL into it")
-    return url
+    return _seen_as_url(url, f"{URL_FILE} names {name!r}, and what stands there")
+
+
+def _seen_as_url(text: str, what: str) -> str:
+    if not is_url(text):
+        raise ConfigurationError(f"{what} is not a store URL: use {EXAMPLES}")
+    return text
 
 
 def pin(url: str, durability: Durability | None) -> str:

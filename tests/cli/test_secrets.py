@@ -233,3 +233,43 @@ def test_the_spellings_of_a_password() -> None:
     # Masking such words everywhere would hide the answer and protect nothing.
     assert passwords("postgresql://postgres:postgres@h/d") == []
     assert passwords("a://u:abc@h") == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        CANARY,
+        f"shop:{CANARY}",
+        f"//shop:{CANARY}@db.example/shop",
+        f"shop:{CANARY}@db.example/shop",
+    ],
+)
+@pytest.mark.parametrize("how", ["environment", "file", "option", "argument"])
+def test_what_is_no_url_may_be_a_password(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch, text: str, how: str
+) -> None:
+    if how in ("option", "argument") and text == CANARY:
+        return  # a word of the command line alone is taken for a file's name, and repeated
+    words: tuple[tuple[str, ...], ...] = (("status",), ("doctor",))
+    if how == "environment":
+        monkeypatch.setenv("OUTLAST_URL", text)
+    elif how == "file":
+        (shop.folder / "url").write_text(text)
+        monkeypatch.setenv("OUTLAST_URL_FILE", str(shop.folder / "url"))
+    elif how == "option":
+        words = (("status", "--url", text),)
+    else:
+        words = (("doctor", text),)
+    for line in words:
+        result = shop.run(*line)
+        assert result.exit_code == 2
+        assert "is not a store URL: use " in result.stderr
+        assert clean(result.output + result.stderr), line
+
+
+@pytest.mark.needs("redis")
+def test_a_redis_password_without_its_colon_is_not_taken_for_a_name() -> None:
+    from outlast.stores.redis.address import read
+
+    assert read(f"redis://{CODED}@db.example/0").shown == "redis://***@db.example/0"
+    assert read(f"redis://shop:{CODED}@db.example/0").shown == "redis://shop@db.example/0"

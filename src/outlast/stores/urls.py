@@ -13,12 +13,13 @@ from outlast.errors import ConfigurationError
 from outlast.limits import check_name
 from outlast.store import Durability
 
-__all__ = ["Address", "file_url", "parse", "redact", "with_records"]
+__all__ = ["EXAMPLES", "Address", "file_url", "is_url", "parse", "redact", "with_records"]
 
-_EXAMPLES = (
+EXAMPLES = (
     "memory://, sqlite:///jobs.db (this folder), sqlite:////var/lib/app/jobs.db,"
     " postgresql://user@host/database, redis://host:6379/0 or amqp://host:5672/vhost"
 )
+"""For messages: a URL of each store."""
 _RABBIT = ("amqp", "amqps")
 _RABBIT_OPTIONS = ("consumer_timeout", "cafile", "management")
 _POSTGRES = ("postgresql", "postgres")
@@ -71,25 +72,34 @@ def redact(url: str) -> str:
     scheme, mark, rest = url.partition("://")
     if not mark:
         scheme, rest = "", url
-    login, at, place = ("", "", rest) if rest.startswith("/") else rest.rpartition("@")
+    # After :// a slash begins a path; two slashes without it are a URL that has lost its scheme.
+    is_path = rest.startswith("/") and (mark or not rest.startswith("//"))
+    login, at, place = ("", "", rest) if is_path else rest.rpartition("@")
     if at:
         user, colon, _ = login.partition(":")
         login = f"{user}:***" if colon else "***"
+    elif not mark and not is_path and ":" in place:
+        place = f"{place.partition(':')[0]}:***"
     return _SECRETS.sub(r"\1***", f"{scheme}{mark}{login}{at}{place}")
+
+
+def is_url(text: str) -> bool:
+    """Whether it begins like a URL: what doesn't may be all secret, such as a password alone."""
+    return _SCHEME.match(text) is not None
 
 
 def parse(url: str) -> Address:
     """Read a URL. Raises ``ConfigurationError``, which says what was found and what to write."""
     if not isinstance(url, str):
-        raise ConfigurationError(f"a URL is a text, not {type(url).__name__}: use {_EXAMPLES}")
+        raise ConfigurationError(f"a URL is a text, not {type(url).__name__}: use {EXAMPLES}")
     if not url.strip():
-        raise ConfigurationError(f"no store URL was given: use {_EXAMPLES}")
+        raise ConfigurationError(f"no store URL was given: use {EXAMPLES}")
     match = _SCHEME.match(url)
     if match is None:
-        raise ConfigurationError(f"{redact(url)!r} is not a store URL: use {_EXAMPLES}")
+        raise ConfigurationError(f"{redact(url)!r} is not a store URL: use {EXAMPLES}")
     scheme = match[1].lower()
     if scheme not in ("memory", "sqlite", *_POSTGRES, *_REDIS, *_RABBIT):
-        raise ConfigurationError(f"{redact(url)!r}: no store is called {scheme!r}: use {_EXAMPLES}")
+        raise ConfigurationError(f"{redact(url)!r}: no store is called {scheme!r}: use {EXAMPLES}")
     if any(not mark.isprintable() for mark in url):
         raise ConfigurationError(f"{redact(url)!r} holds a character that can't be seen")
     rest, _, query = url[match.end() :].partition("?")

@@ -51,6 +51,8 @@ def read(url: str) -> Address:
     """Read a URL of redis-py. Raises ``ConfigurationError``."""
     parts = urlsplit(url)
     user = quote(parts.username, safe="") + "@" if parts.username else ""
+    if user and parts.password is None:
+        user = "***@"  # without a colon, a password is taken for the user's name
     place = parts.netloc.rpartition("@")[2]
     shown = f"{parts.scheme}://{user}{place}{parts.path}"
     names = dict(parse_qsl(parts.query))
