@@ -41,5 +41,5 @@ def test_nothing_is_overwritten(stocked: Shop) -> None:
 def test_a_folder_that_is_not_there(stocked: Shop) -> None:
     result = stocked.run("backup", "nowhere/copy.db")
     assert result.exit_code != 0
-    assert "nowhere" in result.stderr
+    assert f"the folder {stocked.folder / 'nowhere'} does not exist; make it first" in result.stderr
     assert "unexpected" not in result.stderr

@@ -14,7 +14,7 @@ from tests.conformance.steps import job
 from tests.stores.children import NOBODY, Child, become, say
 
 from outlast.errors import OutlastError, SchemaMismatch, StoreDamaged, StoreError, StoreUnavailable
-from outlast.stores.sqlite import schema
+from outlast.stores.sqlite import files, schema
 from outlast.stores.sqlite.store import SqliteStore
 
 if TYPE_CHECKING:
@@ -68,16 +68,21 @@ async def test_what_is_no_database_is_left_as_it_is(db: Path, content: bytes) ->
     ],
     ids=["tables", "a table of our name", "a view", "an application id", "in WAL mode"],
 )
-async def test_a_database_of_another_program_is_left_as_it_is(db: Path, script: str) -> None:
+async def test_a_database_of_another_program_is_left_as_it_is(
+    db: Path, script: str, caplog: pytest.LogCaptureFixture
+) -> None:
     theirs = apsw.Connection(str(db))
     theirs.execute(script).fetchall()
     theirs.close()
+    db.chmod(0o644)
     before = everything(db.parent)
     with pytest.raises(StoreDamaged, match=f"{db} is a database of another program.*its own"):
         await SqliteStore(str(db)).open()
     after = everything(db.parent)
     assert after["jobs.db"] == before["jobs.db"]
     assert set(after) == {"jobs.db"}
+    assert not files.companion(str(db)).exists()
+    assert "chmod" not in caplog.text  # that may be somebody's /etc/passwd
 
 
 async def test_a_newer_schema_is_refused_by_both_sides_of_an_upgrade(db: Path) -> None:

@@ -47,6 +47,8 @@ def backup(connect: Callable[[], apsw.Connection], store: str, path: Path) -> di
 def _backup(connection: apsw.Connection, path: Path) -> dict[str, Any]:
     if os.path.lexists(path):
         raise _exists(path)
+    if not path.parent.is_dir():
+        raise ConfigurationError(f"the folder {path.parent} does not exist; make it first")
     part = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.part")
     _remove(part)
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0)

@@ -118,14 +118,17 @@ def _look_at(path: str, found: os.stat_result) -> None:
         # SQLite would take it for an empty one and make a new store of it.
         raise StoreDamaged(f"{path} is damaged or not a database ({found.st_size} bytes)")
     if not os.access(path, os.R_OK | os.W_OK):
-        raise StoreUnavailable(f"{path} can't be read and written by this user")
+        raise StoreUnavailable(f"{path} can't be read and written {_why_not(path)}")
     if found.st_size == 0 and _is_ours(found):
         # It held no secrets yet, and from now on it will.
         os.chmod(path, 0o600)
-    elif found.st_mode & 0o077:
-        _log.warning(
-            "%s can be read by other users (mode %o); chmod 600 it", path, found.st_mode & 0o777
-        )
+
+
+def tell_of_readers(path: str) -> None:
+    """Warn if others may read a store. Only once it is known to be one: what to do is said too."""
+    mode = os.lstat(path).st_mode
+    if mode & 0o077:
+        _log.warning("%s can be read by other users (mode %o); chmod 600 it", path, mode & 0o777)
 
 
 def refuse_foreign_log(path: str) -> None:
@@ -199,6 +202,13 @@ def prepare_companion(path: str) -> None:
     _refuse_foreign(folder, found)
     if found.st_mode & 0o077 and _is_ours(found):
         os.chmod(folder, 0o700)
+
+
+def _why_not(path: str) -> str:
+    """What is in the way, and what to do about it."""
+    if sys.platform != "win32" and os.statvfs(path).f_flag & os.ST_RDONLY:
+        return "here: its file system is mounted read-only; mount it for writing, or move the file"
+    return "by this user: run this as the user whose file it is, or chown it"
 
 
 def _is_ours(found: os.stat_result) -> bool:
