@@ -71,6 +71,8 @@ async def work(root: Path, seen: set[str]) -> None:
 
 
 async def main() -> None:
+    if len(sys.argv) != 2 or not Path(sys.argv[1]).is_file():
+        sys.exit("usage: python examples/crawler.py START.html (a file that is there)")
     start = Path(sys.argv[1]).resolve()
     lines = PAGES.read_text().splitlines() if PAGES.exists() else []
     seen = {line.split("\t")[0] for line in lines}

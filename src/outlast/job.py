@@ -72,6 +72,13 @@ class Failure(Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
     exit_code: int | None = None
     since: float | None = None
 
+    @property
+    def line(self) -> str:
+        """What happened, in one line."""
+        first = self.message.strip().split("\n")[0]
+        parts = (f"{self.kind}:", f"{self.type}:" if self.type and first else self.type, first)
+        return " ".join(part for part in parts if part)
+
 
 class Progress(Struct, frozen=True, gc=False, kw_only=True):
     """How far a running job says it is: a fraction in [0, 1] or None, and a short text."""

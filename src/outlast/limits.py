@@ -28,6 +28,7 @@ __all__ = [
     "check_name",
     "check_timeout",
     "is_plain",
+    "shown",
 ]
 
 MAX_ID = 128
@@ -45,7 +46,7 @@ def check_name(name: object, what: str = "name") -> None:
     """
     if not (isinstance(name, str) and _plain(name)):
         raise ConfigurationError(
-            f"{what} {_shown(name)}: use 1 to 128 of the letters A-Z and a-z, digits, and _ . : -"
+            f"{what} {shown(name)}: use 1 to 128 of the letters A-Z and a-z, digits, and _ . : -"
         )
 
 
@@ -202,15 +203,16 @@ def _check_times(job: Job) -> None:
 
 def _check_text(text: object, what: str, limit: int) -> None:
     if not (isinstance(text, str) and 0 < len(text) <= limit):
-        raise ConfigurationError(f"{what} {_shown(text)}: use a text of 1 to {limit} characters")
+        raise ConfigurationError(f"{what} {shown(text)}: use a text of 1 to {limit} characters")
     if "\0" in text:
-        raise ConfigurationError(f"{what} {_shown(text)}: NUL can't be stored everywhere")
+        raise ConfigurationError(f"{what} {shown(text)}: NUL can't be stored everywhere")
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise ConfigurationError(f"{what} {_shown(text)}: holds half a character") from None
+        raise ConfigurationError(f"{what} {shown(text)}: holds half a character") from None
 
 
-def _shown(value: object) -> str:
+def shown(value: object) -> str:
+    """A value for a message: in ASCII, and not endless."""
     text = ascii(value)
     return text if len(text) <= 60 else text[:57] + "..."

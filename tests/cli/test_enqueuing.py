@@ -96,3 +96,19 @@ def test_arguments_without_a_bottom_are_refused(shop: Shop) -> None:
     result = shop.run("enqueue", "shop:send_receipt", "[" * 100_000)
     assert result.exit_code == 2
     assert "nested too deep" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[1e999]", "1e999 is too large a number"),
+        ('{"order": -1e400}', "-1e400 is too large a number"),
+        ('{"order": 1, "to": "\\ud800"}', "half a character"),
+        ('["' + "x" * 9000, "xxx..."),
+    ],
+)
+def test_what_no_store_could_keep_is_named(shop: Shop, text: str, said: str) -> None:
+    result = shop.run("enqueue", "shop:send_receipt", text)
+    assert result.exit_code == 2
+    assert said in result.stderr
+    assert len(result.stderr) < 500

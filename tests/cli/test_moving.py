@@ -138,3 +138,23 @@ def test_no_worker_starts_where_the_jobs_have_gone(shop: Shop) -> None:
     shop.ok("move", shop.url, NEW)
     with pytest.raises(StoreMoved, match=r"were moved to sqlite:////.*new\.db"):
         shop.do(lambda store, _: look_over(store))
+
+
+def test_what_looks_at_the_old_store_is_sent_to_the_new_one(shop: Shop) -> None:
+    """Its counts are all zero, which is no good news."""
+    shop.add(Job(id="a", task="t"))
+    shop.ok("move", shop.url, NEW)
+    for words in (("status",), ("jobs",), ("workers",), ("backup", "copy.db")):
+        told = shop.run(*words, "--url", shop.url)
+        assert (told.exit_code, "new.db" in told.stderr) == (0, True), words
+        assert (
+            "Note" not in shop.run(*words[:1], *(f"{w}2" for w in words[1:]), "--url", NEW).stderr
+        )
+    said = shop.run("health", "--url", shop.url)
+    assert said.exit_code == 1
+    assert "FAIL moved: the jobs were moved to " in said.stdout
+    shop.ok("health", "--url", NEW)
+    found = shop.run("doctor", shop.url)
+    assert found.exit_code == 1
+    assert "JOBS3" in found.stdout
+    assert "JOBS3" not in shop.run("doctor", NEW).stdout

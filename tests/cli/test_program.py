@@ -157,3 +157,10 @@ def test_no_mutable_state_is_shared_between_runs(shop: Shop) -> None:
     """Two runs in one process don't know each other's secrets or flags."""
     shop.run("status", "--debug", "--url", "postgresql://u:S3cr3t!pw@h/db")
     assert not any("S3cr3t" in str(value) for value in vars(program_module).values())
+
+
+def test_every_command_takes_debug_and_help(shop: Shop) -> None:
+    for name in program.list_commands(click.Context(program)):
+        said = shop.ok(name, "--help")
+        assert said.count("--debug") == 1, name
+        assert "--help" in said, name

@@ -21,7 +21,7 @@ async def test_one_warning_for_a_dead_job(caplog: pytest.LogCaptureFixture) -> N
     told = [record.getMessage() for record in caplog.records if "is dead" in record.getMessage()]
     assert len(told) == 1
     assert handle.id in told[0]
-    assert "no such card" in told[0]
+    assert "(error: ValueError: no such card)" in told[0]
 
 
 async def test_nothing_is_said_of_others(caplog: pytest.LogCaptureFixture) -> None:

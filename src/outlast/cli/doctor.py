@@ -6,10 +6,10 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.core import ParameterSource
 
 from outlast.cli.loading import find_celery
 from outlast.cli.target import warn_of_password
+from outlast.location import find_url
 from outlast.store import Durability
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ __all__ = ["doctor"]
 
 
 @click.command()
-@click.argument("url", envvar="OUTLAST_URL")
+@click.argument("url", required=False)
 @click.argument("celery_app", metavar="[MODULE:APP]", required=False)
 @click.option(
     "--require", type=click.Choice([str(each) for each in Durability]),
@@ -33,7 +33,7 @@ __all__ = ["doctor"]
 @click.pass_obj
 def doctor(
     screen: Screen,
-    url: str,
+    url: str | None,
     celery_app: str | None,
     require: str | None,
     deep: bool,
@@ -42,9 +42,9 @@ def doctor(
 ) -> int:
     """Look at the store behind URL and say what accepted jobs survive.
 
-    With the word celery in place of URL: what the Celery app MODULE:APP loses by its own settings
-    and on its own server. Nothing of yours is changed. Exit codes: 0 fine, 1 weaker than required
-    or broken, 2 can't tell, 3 unreachable.
+    Without URL it is that of OUTLAST_URL or OUTLAST_URL_FILE. With the word celery in place of URL:
+    what the Celery app MODULE:APP loses by its own settings and on its own server. Nothing of yours
+    is changed. Exit codes: 0 fine, 1 weaker than required or broken, 2 can't tell, 3 unreachable.
     """
     required = None if require is None else Durability[require.upper()]
     if url == "celery" or celery_app is not None:
@@ -53,9 +53,11 @@ def doctor(
         return _told(screen, _celery(screen, celery_app, required), as_json)
     from outlast.doctor import examine
 
+    warn_of_password(screen, url)
+    url = url or find_url()
+    if url is None:
+        raise click.UsageError("which store? Say outlast doctor URL, or set OUTLAST_URL")
     screen.hide(url)
-    if click.get_current_context().get_parameter_source("url") is ParameterSource.COMMANDLINE:
-        warn_of_password(screen, url)
     report = asyncio.run(examine(url, required=required, deep=deep))
     code = _told(screen, report, as_json)
     if torture is not None and report.reached:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import math
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -11,6 +12,7 @@ import click
 from outlast.cli.loading import app_of, find_task
 from outlast.cli.moments import age
 from outlast.cli.target import Target, store_options
+from outlast.limits import shown
 
 if TYPE_CHECKING:
     from outlast.job import Added
@@ -64,23 +66,34 @@ def enqueue(target: Target, task: str, arguments: str, create: bool, **options: 
 def arguments_of(task: Task[..., Any], text: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments, as the types that the signature names."""
     try:
-        given = json.loads(text, parse_constant=_no_number)
+        given = json.loads(text, parse_constant=_no_number, parse_float=_within_range)
+        text.encode()
+        json.dumps(given, ensure_ascii=False).encode()
+    except UnicodeError:
+        raise click.UsageError("the arguments hold half a character, which is no UTF-8") from None
     except ValueError as error:
         raise click.UsageError(
-            f"{text!r} is not JSON ({error}); write an object or an array, in single quotes"
+            f"{shown(text)} is not JSON ({error}); write an object or an array, in single quotes"
         ) from None
     except RecursionError:
         raise click.UsageError("the arguments are nested too deep") from None
     if isinstance(given, list):
         text = json.dumps(given := _by_name(task, given))
     if not isinstance(given, dict):
-        raise click.UsageError(f"{text}: write an object of arguments by name, or an array")
+        raise click.UsageError(f"{shown(text)}: write an object of arguments by name, or an array")
     args, kwargs = task.signature.decode(text.encode())
     return args, kwargs
 
 
 def _no_number(text: str) -> None:
     raise ValueError(f"{text} is no number")
+
+
+def _within_range(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text:.40} is too large a number")
+    return number
 
 
 def _by_name(task: Task[..., Any], values: list[Any]) -> dict[str, Any]:

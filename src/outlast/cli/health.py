@@ -9,7 +9,7 @@ import click
 
 from outlast.cli.moments import age, span
 from outlast.cli.reading import as_json
-from outlast.cli.target import Target, store_options
+from outlast.cli.target import Target, moved_to, store_options
 from outlast.cli.views import is_alive
 from outlast.clock import SystemClock
 from outlast.errors import JobNotFound, StoreError
@@ -71,6 +71,8 @@ def health(
             checks.append(Check("store", True, store.url))
             wanted = Durability.MEMORY if durability is None else Durability[durability.upper()]
             checks.append(Check("durability", store.durability >= wanted, str(store.durability)))
+            if (to := await moved_to(store)) is not None:
+                checks.append(Check("moved", False, f"the jobs {to}"))
             checks += await _on_request(ledger, queues, workers, max_age)
         return checks
 

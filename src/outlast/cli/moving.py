@@ -38,7 +38,6 @@ BEAT = 1.0
 @click.option("--drain", is_flag=True,
               help="Let living workers end what they run; they get nothing more.")  # fmt: skip
 @as_json
-@click.option("--debug", is_flag=True, expose_value=False, help="Show tracebacks of errors.")
 @click.pass_obj
 def move(
     screen: Screen,

@@ -75,6 +75,8 @@ class Program(click.Group):
             return None
         command = getattr(importlib.import_module(module), cmd_name)
         assert isinstance(command, click.Command), f"{module}.{cmd_name} is no command"
+        if not any("--debug" in parameter.opts for parameter in command.params):
+            command.params.append(_debug())
         return command
 
     def resolve_command(
@@ -163,6 +165,13 @@ def _code_of(error: Exception) -> int:
     return 1 if isinstance(error, errors.OutlastError) else 70
 
 
+def _debug() -> click.Option:
+    """Known to every command, in any place: ``Screen`` looks for the word itself."""
+    return click.Option(
+        ["--debug"], is_flag=True, expose_value=False, help="Show tracebacks of errors."
+    )
+
+
 def _version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
     if not wanted or ctx.resilient_parsing:
         return
@@ -178,7 +187,6 @@ def _version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     no_args_is_help=True,
 )
-@click.option("--debug", is_flag=True, expose_value=False, help="Show tracebacks of errors.")
 @click.option(
     "--version",
     is_flag=True,
@@ -194,3 +202,6 @@ def program() -> None:
     environment. A password belongs in the environment or the file: a command line can be read by
     every user of the machine.
     """
+
+
+program.params.insert(0, _debug())

@@ -13,6 +13,7 @@ from outlast.access import ledger_of
 from outlast.cli.secrets import has_password, redact
 from outlast.cli.suggest import did_you_mean, listed
 from outlast.errors import DurabilityError, JobNotFound
+from outlast.movable import Movable
 from outlast.store import Durability
 from outlast.stores import connect
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from outlast.cli.screen import Screen
     from outlast.store import Ledger, Line, Store
 
-__all__ = ["Target", "known_queue", "store_options", "warn_of_password"]
+__all__ = ["Target", "known_queue", "moved_to", "store_options", "warn_of_password"]
 
 T = TypeVar("T")
 
@@ -62,6 +63,8 @@ class Target:
             self.screen.note(f"Note: {error}")
             store = await self._opened(Durability.MEMORY)
         try:
+            if (to := await moved_to(store)) is not None:
+                self.screen.note(f"Note: the jobs of {store.url} {to}")
             yield store, await self._known(store)
         finally:
             await store.close()
@@ -149,6 +152,13 @@ class Target:
         return store
 
 
+async def moved_to(store: Store) -> str | None:
+    """Where else the store's jobs are now, or None: an empty count is then no good news."""
+    if isinstance(store, Movable) and (mark := await store.departure()) is not None:
+        return f"were moved to {mark.to}, or are on their way: look there"
+    return None
+
+
 def warn_of_password(screen: Screen, url: str | None) -> None:
     """Say what is wrong with a URL of the command line that holds a password."""
     if url and has_password(url):
@@ -166,7 +176,6 @@ def store_options(
     @click.option("--url", metavar="URL", help="The store; a password is better in OUTLAST_URL.")
     @click.option("--app", metavar="MODULE:APP", help="Take the store of this app.")
     @click.option("--namespace", metavar="NAME", help="Jobs of this namespace (default: default).")
-    @click.option("--debug", is_flag=True, expose_value=False, help="Show tracebacks of errors.")
     @click.pass_obj
     @functools.wraps(command)
     def wrapped(

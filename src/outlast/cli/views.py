@@ -114,12 +114,10 @@ def failure_line(failure: Failure | None) -> str:
     """Why it ended badly, in one line."""
     if failure is None:
         return ""
-    first = failure.message.strip().split("\n")[0]
-    what = f"{failure.type}: {first}" if failure.type else first
-    code = f"signal {failure.signal}" if failure.signal is not None else ""
-    if failure.exit_code is not None and not code:
-        code = f"exit code {failure.exit_code}"
-    return " ".join(part for part in (f"{failure.kind}:", what, code and f"({code})") if part)
+    number = failure.signal if failure.signal is not None else failure.exit_code
+    name = "signal" if failure.signal is not None else "exit code"
+    told = number is None or f"{name} {number}" in failure.message
+    return failure.line if told else f"{failure.line} ({name} {number})"
 
 
 def value_text(data: bytes) -> str:

@@ -68,7 +68,6 @@ def _become(user: str) -> None:
               help="Move on what app.outbox() wrote in that database, too.")  # fmt: skip
 @click.option("--was", metavar="OLD_URL", help="Say so if the store before still holds jobs.")
 @click.option("--user", metavar="NAME", help="As root: run as this user, with its groups.")
-@click.option("--debug", is_flag=True, expose_value=False, help="Show tracebacks of errors.")
 @click.pass_obj
 def worker(screen: Screen, /, app: str, user: str | None, was: str | None, **options: Any) -> None:
     """Run tasks until stopped.

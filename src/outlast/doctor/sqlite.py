@@ -28,6 +28,10 @@ __all__ = ["examine"]
 
 OK, NOTE, WARNING, ERROR = Severity
 _WAL_LIMIT = 256 << 20
+_RESTORE = (
+    "stop what uses it, keep a copy of it with its -wal, and restore a backup; without one, look"
+    " whether it is the right file"
+)
 
 
 async def examine(
@@ -63,9 +67,9 @@ def _unreached(path: str, required: Durability, error: OutlastError) -> Report:
     finding = Finding(
         id="SQ0",
         severity=ERROR,
-        read=str(error),
+        read=str(error).removesuffix("; run outlast doctor on it"),
         means="the store can't be used as it is",
-        remedy="mend that first, and look again",
+        remedy=_RESTORE if isinstance(error, StoreDamaged) else "mend that first, and look again",
         durability=Durability.MEMORY if reached else None,
     )
     return Report(url=f"sqlite:///{path}", required=required, findings=(finding,), reached=reached)

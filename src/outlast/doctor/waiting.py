@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from outlast.doctor.report import Finding, Severity
+from outlast.movable import Movable
 
 if TYPE_CHECKING:
     from outlast.store import Ledger
@@ -13,7 +14,7 @@ __all__ = ["waiting"]
 
 
 async def waiting(store: Ledger) -> list[Finding]:
-    """The dead jobs, and those whose task no worker knows."""
+    """The dead jobs, and those whose task no worker knows; and whether all have moved away."""
     lines, workers = await store.lines(), await store.workers()
     served = {(queue, task) for info in workers for queue in info.queues for task in info.tasks}
     dead = sum(line.depth.dead for line in lines)
@@ -41,6 +42,16 @@ async def waiting(store: Ledger) -> list[Finding]:
                 read="no worker that is known runs " + ", ".join(lost[:5]),
                 means="they stay queued until a worker knows the task and serves the queue",
                 remedy="start a worker with the code, or with -q QUEUE",
+            )
+        )
+    if isinstance(store, Movable) and (mark := await store.departure()) is not None:
+        findings.append(
+            Finding(
+                id="JOBS3",
+                severity=Severity.ERROR,
+                read=f"the jobs were moved to {mark.to}, or are on their way",
+                means="nothing can be stored here any more, and workers get nothing",
+                remedy="use that store: change the URL of programs, workers and checks",
             )
         )
     return findings

@@ -146,7 +146,7 @@ def _nothing(*_: object) -> None:
 def _warn(verdict: Verdict) -> None:
     """A job that is dead waits for somebody, who should hear of it."""
     job, failure = verdict.claim.job, verdict.failure
-    why = "" if failure is None else f"{failure.kind}: {failure.message or failure.type}"
+    why = "" if failure is None else failure.line
     log.warning(
         "job %s of task %s is dead (%.300s)",
         job.id,
