@@ -66,6 +66,11 @@ def answer(asked: dict[str, Any]) -> Any:
         return sent.id
     if "apply" in asked:
         return signature(asked["apply"], app=app).apply_async().id
+    if "revoke" in asked:
+        app.control.revoke(asked["revoke"], terminate=asked.get("terminate", False))
+        return None
+    if "state" in asked:
+        return app.AsyncResult(asked["state"]).state
     found = app.AsyncResult(asked["get"])
     try:
         return {"value": found.get(timeout=PATIENCE)}

@@ -11,7 +11,7 @@ from outlast.contrib.celery.beside.wire import Parcel
 from outlast.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from outlast.contrib.celery.beside.canvas import Part, Result, Size
     from outlast.contrib.celery.beside.wire import Call
@@ -67,6 +67,13 @@ class Broker(Protocol):
 
         One that was sent by us lately is not sent again, where the broker can tell. Raises if
         none was sent, or nobody knows.
+        """
+        ...
+
+    async def overhear(self, told: Callable[[Parcel], Awaitable[None]]) -> None:
+        """Tell what is broadcast to Celery's workers, until cancelled.
+
+        Returns at once where that can't be heard without declaring something.
         """
         ...
 

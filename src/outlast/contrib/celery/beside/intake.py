@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from outlast.access import ledger_of
 from outlast.contrib.celery.beside.jobs import DELIVERY
+from outlast.contrib.celery.beside.revoking import Revoking
 from outlast.errors import EnqueueUncertain, OutlastError
 from outlast.job import DAY, Status
 
@@ -47,13 +48,16 @@ class Intake:
         self._task: asyncio.Task[None] | None = None
         self._looked: float | None = None
         self._counts: dict[str, tuple[int, int]] = {}
+        self._revoking = Revoking(road, broker)
 
     def start(self) -> None:
+        self._revoking.start()
         self._task = asyncio.ensure_future(self._run())
 
     def stop(self) -> None:
         """Takes no more; what was taken is stored and acknowledged still."""
         self._stopping = True
+        self._revoking.stop()
 
     async def _run(self) -> None:
         pause, swept = SOON, 0.0
@@ -112,7 +116,7 @@ class Intake:
         return sum(line.depth.ready for line in lines if line.task in mine) < AHEAD
 
     async def _store(self, store: Store, taken: Sequence[Taken]) -> None:
-        jobs = [self._road.jobs.of(one) for one in taken]
+        jobs = [self._revoking.arriving(self._road.jobs.of(one)) for one in taken]
         added = await store.add(jobs)
         for one, job, answer in zip(taken, jobs, added, strict=True):
             if not answer.created:

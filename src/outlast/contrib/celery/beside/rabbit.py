@@ -21,7 +21,7 @@ from outlast.stores.rabbitmq.faults import mapped
 from outlast.stores.rabbitmq.link import dial
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
     from outlast.contrib.celery.beside.canvas import Part, Result, Size
     from outlast.contrib.celery.beside.wire import Call
@@ -244,6 +244,9 @@ class RabbitBroker:
 
     async def send(self, calls: Sequence[Call]) -> Sequence[BaseException | None]:
         return await self._publisher.publish(map(_letter, calls), mandatory=True)
+
+    async def overhear(self, told: Callable[[Parcel], Awaitable[None]]) -> None:
+        """Nothing: a broadcast needs a queue of its own here, and none is declared."""
 
     async def close(self) -> None:
         self._lines.clear()

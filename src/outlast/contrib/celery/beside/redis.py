@@ -18,7 +18,7 @@ from outlast.contrib.celery.beside.wire import Parcel, as_text, write
 from outlast.errors import ConfigurationError, StoreUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 
     from outlast.contrib.celery.beside.canvas import Part, Result, Size
     from outlast.contrib.celery.beside.wire import Call
@@ -28,9 +28,12 @@ __all__ = ["RedisBackend", "RedisBroker"]
 SEP = "\x06\x16"
 STEPS = (0, 3, 6, 9)
 MINE = "outlast"
+CONTROL = "celery.pidbox"
 REMEMBERED = 3600
 """Seconds for which the server remembers what was sent, so that a repeat changes nothing."""
 DONE = 300
+LISTEN = 1.0
+"""Seconds of one wait for a broadcast: less than the client's own limit for an answer."""
 
 _json = msgspec.json.Encoder().encode
 _parse = msgspec.json.Decoder().decode
@@ -135,6 +138,16 @@ redis.call('SET', KEYS[5], 'done', 'EX', ARGV[1])
 """
 
 
+def _parcel(found: _Envelope) -> Parcel:
+    return Parcel(
+        body=found.body,
+        content_type=found.content_type or "application/json",
+        content_encoding=found.content_encoding or "utf-8",
+        headers=found.headers,
+        properties=found.properties,
+    )
+
+
 class _Link:
     """One client of a server, made when it is first needed."""
 
@@ -180,6 +193,14 @@ class RedisBroker:
         self._send = redis.register_script(SEND)
         self._chance = SystemChance()
         self._turn = 0
+        self._control = prefix + self._fanout(options.get("fanout_prefix", True)) + CONTROL
+
+    def _fanout(self, given: Any) -> str:
+        """What kombu begins the names of its broadcasts with."""
+        if not given:
+            return ""
+        base = self._link.redis.connection_pool.connection_kwargs.get("db") or 0
+        return str(given if isinstance(given, str) else "/{db}.").format(db=base)
 
     def priority(self, given: int | None) -> int:
         # On Redis the lowest number comes first.
@@ -214,15 +235,8 @@ class RedisBroker:
             queue = str(_parse(last))
             return Taken(tag=tag, raw=raw_bytes, queue=queue, parcel=None, again=again)
         delivery = found.properties.get("delivery_tag")
-        parcel = Parcel(
-            body=found.body,
-            content_type=found.content_type or "application/json",
-            content_encoding=found.content_encoding or "utf-8",
-            headers=found.headers,
-            properties=found.properties,
-        )
         return Taken(
-            tag=tag, raw=bytes(raw), queue=queue, parcel=parcel, again=again,
+            tag=tag, raw=bytes(raw), queue=queue, parcel=_parcel(found), again=again,
             delivery=delivery if isinstance(delivery, str) else None,
         )  # fmt: skip
 
@@ -272,6 +286,20 @@ class RedisBroker:
                 "properties": properties,
             }
         )
+
+    async def overhear(self, told: Callable[[Parcel], Awaitable[None]]) -> None:
+        with self._link.mapped():
+            async with self._link.redis.pubsub(ignore_subscribe_messages=True) as heard:
+                await heard.subscribe(self._control)
+                while True:
+                    message = await heard.get_message(timeout=LISTEN)
+                    if message is None:
+                        continue
+                    try:
+                        found = _open(message["data"])
+                    except msgspec.MsgspecError:
+                        continue  # it is for others
+                    await told(_parcel(found))
 
     def _place(self, queue: str, priority: Any) -> str:
         given = priority if isinstance(priority, int) else 0
