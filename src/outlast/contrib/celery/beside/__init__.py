@@ -29,6 +29,7 @@ def celery_tasks(
     routes: Mapping[str, str] | None = None,
     result_expires: float = DAY,
     take_over: float = 30.0,
+    track_started: bool = False,
     broker_options: Mapping[str, Any] | None = None,
     backend_options: Mapping[str, Any] | None = None,
 ) -> None:
@@ -39,6 +40,7 @@ def celery_tasks(
     pattern (``"shop.*"``); else it is ``celery``, unless the call says it.
     ``result_expires`` is Celery's, in seconds, and so are the options: those of its transports.
     What a process of ours took and did not store is taken by another after ``take_over`` seconds.
+    ``track_started`` is Celery's ``task_track_started``: STARTED is written to a Redis backend.
     Called again, it adds tasks. Raises ``ConfigurationError``.
     """
     road = _road(app)
@@ -52,6 +54,7 @@ def celery_tasks(
             routes=routes or {},
             result_expires=result_expires,
             take_over=take_over,
+            track_started=track_started,
             broker_options=broker_options or {},
             backend_options=backend_options or {},
         )

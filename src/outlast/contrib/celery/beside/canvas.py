@@ -30,6 +30,7 @@ __all__ = [
     "of_error",
     "of_failure",
     "succeeded",
+    "under_way",
 ]
 
 SEED = uuid.UUID("6b7b3b0a-5f0f-4a53-9a3c-0f3a2c9f8f0e")
@@ -103,6 +104,13 @@ def succeeded(call: Call, value: Any, raw: Raw, done: str) -> End:
     return End(
         results=results, sizes=made.sizes, calls=made.calls, parts=_parts(call, "SUCCESS", raw)
     )
+
+
+def under_way(
+    call: Call, state: str, result: dict[str, Any], trace: str | None, now: str
+) -> Result:
+    """A state that is not the last: STARTED, or RETRY with the error."""
+    return _result(call, state, result, trace, now, [])
 
 
 def failed(call: Call, state: str, error: dict[str, Any], trace: str | None, done: str) -> End:

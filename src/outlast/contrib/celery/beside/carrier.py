@@ -87,6 +87,10 @@ class Backend(Protocol):
         """Write results and tell those who wait; and the sizes of chords that begin."""
         ...
 
+    async def note(self, results: Sequence[Result]) -> None:
+        """Write states that are not the last, but never in place of one that is."""
+        ...
+
     async def part(self, part: Part) -> Sequence[Any] | None:
         """Count a part of a chord. All of them if it is complete and ours to go on with."""
         ...

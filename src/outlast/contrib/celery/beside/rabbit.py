@@ -288,6 +288,9 @@ class RpcBackend:
         # Who doesn't wait any more has no queue any more.
         await self._publisher.publish(letters, mandatory=False)
 
+    async def note(self, results: Sequence[Result]) -> None:
+        """Nothing: messages can't be kept from overtaking the one with the result."""
+
     async def part(self, part: Part) -> Sequence[Any] | None:
         log.error(
             "chord %s: rpc:// can't count its parts, with Celery's workers neither; use a Redis "

@@ -39,6 +39,20 @@ _json = msgspec.json.Encoder().encode
 _parse = msgspec.json.Decoder().decode
 
 
+NOTE = """
+local last = {SUCCESS = true, FAILURE = true, REVOKED = true, REJECTED = true, IGNORED = true}
+for at, key in ipairs(KEYS) do
+    local known = redis.call('GET', key)
+    local fine, before = pcall(cjson.decode, known or '{}')
+    if not (fine and type(before) == 'table' and last[before.status]) then
+        redis.call('SET', key, ARGV[at + 1])
+        if tonumber(ARGV[1]) > 0 then redis.call('EXPIRE', key, ARGV[1]) end
+        redis.call('PUBLISH', key, ARGV[at + 1])
+    end
+end
+"""
+
+
 class _Envelope(Struct):
     body: Any
     headers: dict[str, Any] = {}
@@ -321,6 +335,7 @@ class RedisBackend:
         self._expires = int(expires)
         self._part = self._link.redis.register_script(PART)
         self._finish = self._link.redis.register_script(FINISH)
+        self._note = self._link.redis.register_script(NOTE)
 
     async def store(self, results: Sequence[Result], sizes: Sequence[Size]) -> None:
         with self._link.mapped():
@@ -329,11 +344,16 @@ class RedisBackend:
                     pipe.delete(self._group(size.group, ".c"))
                     pipe.set(self._group(size.group, ".s"), size.count, ex=self._expires or None)
                 for result in results:
-                    key = f"{self._link.prefix}celery-task-meta-{result.id}"
+                    key = self._key_of(result)
                     document = _json(result.document)
                     pipe.set(key, document, ex=self._expires or None)
                     pipe.publish(key, document)
                 await pipe.execute()
+
+    async def note(self, results: Sequence[Result]) -> None:
+        told: list[Any] = [self._expires, *(_json(result.document) for result in results)]
+        with self._link.mapped():
+            await self._note(keys=[self._key_of(result) for result in results], args=told)
 
     async def part(self, part: Part) -> Sequence[Any] | None:
         keys = [self._group(part.group, end) for end in (".j", ".t", ".s", ".d", ".c")]
@@ -348,6 +368,9 @@ class RedisBackend:
         keys = [self._group(group, end) for end in (".j", ".t", ".s", ".d", ".c")]
         with self._link.mapped():
             await self._finish(keys=keys, args=[DONE])
+
+    def _key_of(self, result: Result) -> str:
+        return f"{self._link.prefix}celery-task-meta-{result.id}"
 
     def _group(self, group: str, end: str) -> str:
         return f"{self._link.prefix}celery-taskset-meta-{group}{end}"

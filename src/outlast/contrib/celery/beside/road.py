@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
+import socket
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from functools import partial
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
 
     from outlast.app import Outlast
     from outlast.contrib.celery.beside.carrier import Backend, Broker
+    from outlast.job import Verdict
 
 __all__ = ["Road"]
 
@@ -67,6 +70,7 @@ class Road(Hooks):
         routes: Mapping[str, str],
         result_expires: float,
         take_over: float,
+        track_started: bool,
         broker_options: Mapping[str, Any],
         backend_options: Mapping[str, Any],
     ) -> None:
@@ -75,6 +79,7 @@ class Road(Hooks):
         self.app = app
         self.broker = broker
         self._routes = dict(routes)
+        self._track_started = track_started
         self.take_over = seconds("take_over", take_over)
         self.queues = tuple(queues)
         if backend is not None and backend.startswith("rpc://"):
@@ -229,6 +234,24 @@ class Road(Hooks):
 
     def _now(self) -> str:
         return datetime.fromtimestamp(self.app.clock.now(), UTC).isoformat()
+
+    # -- states on the way
+
+    def job_started(self, job: Job) -> None:
+        if self._track_started and job.task in self._tasks:
+            self._note(job, "STARTED", {"pid": os.getpid(), "hostname": socket.gethostname()}, None)
+
+    def job_ended(self, job: Job, verdict: Verdict | None, seconds: float) -> None:
+        if verdict is None or verdict.kind != "retry" or job.task not in self._tasks:
+            return
+        if job.failures + 1 < job.max_attempts and verdict.failure is not None:
+            error, trace = canvas.of_failure(verdict.failure), verdict.failure.traceback or None
+            self._note(job, "RETRY", error, trace)
+
+    def _note(self, job: Job, state: str, result: dict[str, Any], trace: str | None) -> None:
+        call = msgspec.convert(msgspec.json.decode(job.payload)["call"], Call)
+        if not call.ignore:
+            self._out.note(canvas.under_way(call, state, result, trace, self._now()))
 
     # -- what is sent
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import TYPE_CHECKING, Any
 
 from msgspec import UNSET
 from msgspec.structs import replace
 
 from outlast.contrib.celery.beside import canvas
+from outlast.errors import OutlastError
 from outlast.options import seconds
 
 if TYPE_CHECKING:
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
     from outlast.task import Call, Task
 
 __all__ = ["Sender", "Sending"]
+
+log = logging.getLogger(__name__)
 
 MOST = 500
 """Ends that share one write."""
@@ -38,6 +42,24 @@ class Sending:
         self._backend = backend
         self._waiting: list[tuple[canvas.End, asyncio.Future[None]]] = []
         self._writing: asyncio.Task[None] | None = None
+        self._notes: list[canvas.Result] = []
+        self._noting: asyncio.Task[None] | None = None
+
+    def note(self, result: canvas.Result) -> None:
+        """Have a state written that is not the last one. It is news: no more than tried."""
+        if self._backend is not None:
+            self._notes.append(result)
+            if self._noting is None:
+                self._noting = asyncio.ensure_future(self._write_notes(self._backend))
+
+    async def _write_notes(self, backend: Backend) -> None:
+        while self._notes:
+            batch, self._notes = self._notes[:MOST], self._notes[MOST:]
+            try:
+                await backend.note(batch)
+            except OutlastError as error:
+                log.warning("%d states were not told to Celery: %s", len(batch), error)
+        self._noting = None
 
     async def tell(self, end: canvas.End) -> None:
         """Results are written and messages sent when this returns."""
