@@ -176,7 +176,8 @@ def post(url: str, body: str) -> int:
         with urllib.request.urlopen(url, data=body.encode(), timeout=60) as response:
             return int(response.status)
     except urllib.error.HTTPError as error:
-        return error.code
+        with error:
+            return error.code
 
 
 def done(url: str) -> list[str]:
