@@ -15,6 +15,8 @@ from outlast.doctor.redis import findings_of
 from outlast.job import Job
 from outlast.store import Durability
 from outlast.stores import connect
+from outlast.stores.redis.address import Wish
+from outlast.stores.redis.opening import NOTHING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,7 +40,7 @@ OK, NOTE, WARNING, ERROR = Severity
 
 
 def test_a_sound_server() -> None:
-    findings = findings_of(SOUND)
+    findings = findings_of(SOUND, NOTHING)
     assert {finding.id for finding in findings} == {f"RD{n}" for n in range(1, 10)}
     assert {f.id for f in findings if f.severity is not OK} == {"RD9"}
     assert [f.durability for f in findings if f.durability is not None] == [Durability.POWER]
@@ -63,9 +65,39 @@ def test_a_sound_server() -> None:
     ],
 )
 def test_what_is_lacking(id: str, lack: dict[str, str], severity: Severity, read: str) -> None:
-    found = [f for f in findings_of(SOUND | lack) if f.id == id and f.severity is severity]
+    found = [f for f in findings_of(SOUND | lack, NOTHING) if f.id == id and f.severity is severity]
     assert len(found) == 1
     assert read in found[0].read
+
+
+@pytest.mark.parametrize(
+    ("lack", "wish", "id", "severity", "accepted"),
+    [
+        ({"appendfsync": "everysec", "waitaof": "1"}, NOTHING, "RD3", NOTE, Durability.PROCESS),
+        (
+            {"appendfsync": "everysec", "waitaof": "1", "synced": "1"},
+            *(Wish(file=True), "RD3", OK, Durability.POWER),
+        ),
+        (
+            {"appendfsync": "everysec", "waitaof": "1", "synced": "0"},
+            *(Wish(file=True), "RD3", ERROR, Durability.PROCESS),
+        ),
+        (
+            {"appendfsync": "everysec", "waitaof": "0"},
+            *(Wish(file=True), "RD3", WARNING, Durability.PROCESS),
+        ),
+        ({"connected_slaves": "2"}, Wish(replicas=1), "RD5", NOTE, Durability.REPLICA),
+        ({"connected_slaves": "2"}, Wish(replicas=2), "RD5", OK, Durability.REPLICA),
+        ({"connected_slaves": "1"}, Wish(replicas=2), "RD5", ERROR, Durability.POWER),
+    ],
+)
+def test_what_the_url_asks_to_be_waited_for(
+    lack: dict[str, str], wish: Wish, id: str, severity: Severity, accepted: Durability
+) -> None:
+    findings = findings_of(SOUND | lack, wish)
+    [found] = [finding for finding in findings if finding.id == id]
+    assert found.severity is severity
+    assert min(f.durability for f in findings if f.durability is not None) is accepted
 
 
 @pytest.fixture

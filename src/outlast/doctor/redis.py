@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, cast
 
 from redis.exceptions import RedisError, ResponseError
 
+from outlast.clock import SystemClock
 from outlast.doctor.report import Finding, Report, Severity
 from outlast.doctor.waiting import waiting
 from outlast.errors import OutlastError, StoreUnavailable
@@ -14,7 +15,7 @@ from outlast.store import Durability
 from outlast.stores import connect
 from outlast.stores.redis.address import ask, dial, read
 from outlast.stores.redis.faults import mapped
-from outlast.stores.redis.opening import facts_of, promise_of
+from outlast.stores.redis.opening import NOTHING, facts_of, lack_of_replicas, promise_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -22,11 +23,14 @@ if TYPE_CHECKING:
     from redis.asyncio.connection import AbstractConnection
 
     from outlast.store import Ledger
+    from outlast.stores.redis.address import Wish
     from outlast.stores.urls import Address
 
 __all__ = ["examine", "findings_of"]
 
 OK, NOTE, WARNING, ERROR = Severity
+TRY_FOR = 5000
+"""Milliseconds that a server has to sync one write."""
 _MORE = ("save", "dir", "maxmemory", "min-replicas-to-write", "requirepass", "protected-mode")
 _KEPT = ("appendonly", "appendfsync", "maxmemory-policy", "no-appendfsync-on-rewrite")
 _FIXED = {(6, 2): 20, (7, 2): 11, (7, 4): 6, (8, 0): 4, (8, 2): 2}
@@ -45,9 +49,10 @@ async def examine(address: Address, *, required: Durability | None, quick: bool)
             for name in _MORE:
                 facts.update(await _setting(connection, name))
             facts["whoami"] = await _who(connection)
+            facts.update(await _tried(connection, facts))
         finally:
             await connection.disconnect()
-        findings = findings_of(facts)
+        findings = findings_of(facts, place.wish)
         if not quick:
             findings += await _waiting(address.path)
     except (RedisError, OSError, OutlastError) as error:
@@ -75,14 +80,36 @@ async def _who(connection: AbstractConnection) -> str:
         return ""
 
 
-def findings_of(facts: Mapping[str, str]) -> list[Finding]:
-    """What the lines of INFO and the settings of a server mean."""
+async def _tried(connection: AbstractConnection, facts: Mapping[str, str]) -> dict[str, str]:
+    """How long a write takes to be synced, as the server says; its key is gone afterwards."""
+    if facts.get("waitaof") != "1" or facts.get("aof_enabled") != "1":
+        return {}
+    clock, key = SystemClock(), "{outlast:doctor}probe"
+    try:
+        await ask(connection, "SET", key, "", "PX", 60_000)
+        began = clock.monotonic()
+        synced = await ask(connection, "WAITAOF", 1, 0, TRY_FOR)
+        took = clock.monotonic() - began
+        await ask(connection, "DEL", key)
+    except ResponseError as error:
+        return {"tried": f"WAITAOF was tried: {error}"}
+    if synced[0] >= 1:
+        return {"tried": f"WAITAOF was tried: synced after {took:.3f} s", "synced": "1"}
+    return {"tried": f"WAITAOF was tried: not synced within {took:.0f} s", "synced": "0"}
+
+
+def findings_of(facts: Mapping[str, str], asked: Wish | None) -> list[Finding]:
+    """What the lines of INFO and the settings of a server mean.
+
+    Without ``asked`` it is not a store of outlast's, which could wait for more.
+    """
+    wish = asked or NOTHING
     return [
         _file(facts),
-        _sync(facts),
-        _waits(facts),
+        _sync(facts, wish),
+        *([] if asked is None else [_waits(facts, wish)]),
         _eviction(facts),
-        _replicas(facts),
+        _replicas(facts, wish, asked is not None),
         _run(facts),
         *_security(facts),
         _speed(facts),
@@ -110,11 +137,14 @@ def _file(facts: Mapping[str, str]) -> Finding:
     return Finding(id="RD1", severity=OK, read=shown)
 
 
-def _sync(facts: Mapping[str, str]) -> Finding:
-    found, why = promise_of(facts)
+def _sync(facts: Mapping[str, str], wish: Wish) -> Finding:
+    found, why = promise_of(facts, wish)
     fsync = facts.get("appendfsync", "can't be read")
     if found >= Durability.POWER:
-        return Finding(id="RD2", severity=OK, read=f"appendfsync {fsync}", durability=found)
+        shown = f"appendfsync {fsync}"
+        if fsync != "always":
+            shown += ", and each write is waited for (ack=waitaof)"
+        return Finding(id="RD2", severity=OK, read=shown, durability=found)
     loss = "up to two seconds" if fsync == "everysec" else "up to half a minute"
     return Finding(
         id="RD2", severity=WARNING, read=f"appendfsync {fsync}", durability=found,
@@ -122,14 +152,26 @@ def _sync(facts: Mapping[str, str]) -> Finding:
     )  # fmt: skip
 
 
-def _waits(facts: Mapping[str, str]) -> Finding:
-    number = _version(facts)
-    has = number >= (7, 2) or "valkey_version" in facts
-    return Finding(
-        id="RD3", severity=OK if facts.get("appendfsync") == "always" else NOTE,
-        read="WAITAOF is there" if has else "no WAITAOF before Redis 7.2",
-        means="this version of outlast doesn't use it: power needs appendfsync always",
-    )  # fmt: skip
+def _waits(facts: Mapping[str, str], wish: Wish) -> Finding:
+    has, fsync = facts.get("waitaof") == "1", facts.get("appendfsync")
+    shown = facts.get("tried") or ("WAITAOF is there" if has else "no WAITAOF before Redis 7.2")
+    if has and wish.file and fsync != "always" and facts.get("synced") == "0":
+        return Finding(
+            id="RD3", severity=ERROR, read=shown, durability=Durability.PROCESS,
+            means="with ack=waitaof nothing could be acknowledged",
+            remedy="look at the server's disk, and at its log",
+        )  # fmt: skip
+    if wish.file and not has:
+        return Finding(
+            id="RD3", severity=WARNING, read=shown, means="ack=waitaof changes nothing here",
+            remedy="CONFIG SET appendfsync always, and CONFIG REWRITE",
+        )  # fmt: skip
+    if has and fsync == "everysec" and not wish.file:
+        return Finding(
+            id="RD3", severity=NOTE, read=shown,
+            means="with ack=waitaof in the URL an acknowledged job survives a power cut here, too",
+        )  # fmt: skip
+    return Finding(id="RD3", severity=OK, read=shown)
 
 
 def _eviction(facts: Mapping[str, str]) -> Finding:
@@ -159,19 +201,29 @@ def _eviction(facts: Mapping[str, str]) -> Finding:
     return Finding(id="RD4", severity=OK, read=shown)
 
 
-def _replicas(facts: Mapping[str, str]) -> Finding:
+def _replicas(facts: Mapping[str, str], wish: Wish, ours: bool) -> Finding:
     role, many = facts.get("role", "?"), int(facts.get("connected_slaves", 0))
     if role == "slave":
         return Finding(
             id="RD5", severity=ERROR, read="this is a replica", durability=Durability.MEMORY,
             means="it takes no writes", remedy="name the master in the URL",
         )  # fmt: skip
-    if many:
+    shown = f"{role} with {many} replica{'' if many == 1 else 's'}"
+    if lacking := lack_of_replicas(facts, wish):
         return Finding(
-            id="RD5", severity=NOTE, read=f"{role} with {many} replicas",
-            means="they are copied to later: a failover may lose what was acknowledged last",
-            remedy="after a failover, compare what your program remembers with what is stored",
+            id="RD5", severity=ERROR, read=shown, means=lacking, durability=Durability.POWER,
+            remedy="see to the replicas, or ask for fewer",
         )  # fmt: skip
+    if many > wish.replicas:
+        more = f"add replicas={many} to the URL; " if ours else ""
+        return Finding(
+            id="RD5", severity=NOTE, read=f"{shown}; waited for: {wish.replicas}",
+            means="a failover to one that lags behind loses what was acknowledged last",
+            remedy=f"{more}after a failover, compare what your program remembers with what is"
+            " stored",
+        )  # fmt: skip
+    if many:
+        return Finding(id="RD5", severity=OK, read=f"{shown}, all of them waited for")
     return Finding(id="RD5", severity=OK, read=f"{role}, no replicas")
 
 

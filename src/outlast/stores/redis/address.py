@@ -19,7 +19,7 @@ from outlast.stores.redis.faults import mapped
 if TYPE_CHECKING:
     from redis.asyncio.connection import AbstractConnection
 
-__all__ = ["Address", "ask", "dial", "read"]
+__all__ = ["Address", "Wish", "ask", "dial", "read"]
 
 _log = logging.getLogger(__name__)
 
@@ -28,6 +28,16 @@ SENTINEL_TIMEOUT = 2.0
 SENTINEL_PORT = 26379
 _KNOWN = ("db", "username", "password", "client_name")
 _OF_SENTINELS = ("sentinel", "sentinel_username", "sentinel_password")
+_OURS = (*_OF_SENTINELS, "ack", "replicas")
+
+
+class Wish(Struct, frozen=True, kw_only=True):
+    """What the URL asks to be waited for before a write counts as done."""
+
+    file: bool = False
+    """``ack=waitaof``: that the server has synced its file."""
+    replicas: int = 0
+    """``replicas=``: that so many of them have it, too."""
 
 
 class Address(Struct, frozen=True, kw_only=True):
@@ -42,6 +52,7 @@ class Address(Struct, frozen=True, kw_only=True):
     master: str | None = None
     sentinels: Sequence[tuple[str, int]] = ()
     login: Mapping[str, str] = {}
+    wish: Wish = Wish()
 
     def __repr__(self) -> str:
         return f"Address({self.shown!r})"
@@ -56,23 +67,25 @@ def read(url: str) -> Address:
     place = parts.netloc.rpartition("@")[2]
     shown = f"{parts.scheme}://{user}{place}{parts.path}"
     names = dict(parse_qsl(parts.query))
-    told = [(name, names[name]) for name in ("db", "sentinel") if name in names]
+    told = [(name, names[name]) for name in ("db", "sentinel", "ack", "replicas") if name in names]
     shown += f"?{urlencode(told)}" if told else ""
     for name in names:
-        if name not in (*_KNOWN, *_OF_SENTINELS) and not name.startswith("ssl_"):
+        if name not in (*_KNOWN, *_OURS) and not name.startswith("ssl_"):
             raise ConfigurationError(f"{shown}: no option is called {name!r}")
-    theirs = urlencode([pair for pair in names.items() if pair[0] not in _OF_SENTINELS])
+    wish = _wish(names, shown)
+    theirs = urlencode([pair for pair in names.items() if pair[0] not in _OURS])
     one = parts.netloc.partition(",")[0] if "sentinel" in names else parts.netloc
     try:
         settings = dict(parse_url(urlunsplit((parts.scheme, one, parts.path, theirs, ""))))
     except ValueError as error:
         raise ConfigurationError(f"{shown} can't be read: {error}") from None
     if "sentinel" not in names:
-        return Address(shown=shown, settings=settings)
+        return Address(shown=shown, settings=settings, wish=wish)
     hosts = [urlsplit(f"//{host}") for host in place.split(",")]
     return Address(
         shown=shown,
         settings=settings,
+        wish=wish,
         master=names["sentinel"],
         sentinels=[(host.hostname or "", host.port or SENTINEL_PORT) for host in hosts],
         login={
@@ -81,6 +94,15 @@ def read(url: str) -> Address:
             if f"sentinel_{name}" in names
         },
     )
+
+
+def _wish(names: Mapping[str, str], shown: str) -> Wish:
+    ack, replicas = names.get("ack", ""), names.get("replicas", "0")
+    if ack not in ("", "waitaof"):
+        raise ConfigurationError(f"{shown}: ack={ack} is not known: write ack=waitaof, or nothing")
+    if not (replicas.isascii() and replicas.isdecimal() and int(replicas) < 100):
+        raise ConfigurationError(f"{shown}: replicas={replicas} is no number of replicas")
+    return Wish(file=ack == "waitaof", replicas=int(replicas))
 
 
 async def dial(address: Address, where: tuple[str, int] | None = None) -> AbstractConnection:

@@ -21,6 +21,7 @@ from outlast.stores.redis.address import dial
 from outlast.stores.redis.bell import Bell
 from outlast.stores.redis.faults import NOT_DONE, mapped
 from outlast.stores.redis.op import add_args, added_from
+from outlast.stores.redis.safe import Safe, second
 from outlast.stores.redis.scripts import digest
 from outlast.stores.redis.verdicts import lost_from, settle_args
 from outlast.stores.replies import deliver
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from outlast.stores.news import News
     from outlast.stores.redis.address import Address
     from outlast.stores.redis.op import Arg, Op
+    from outlast.stores.redis.safe import Wait
 
 __all__ = ["Engine"]
 
@@ -51,7 +53,7 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.01, 1.0
 
 
 class Engine:
-    """Two connections: one for all calls, one that hears news."""
+    """Two connections: one for all calls, one that hears news; a third where it has to wait."""
 
     def __init__(
         self,
@@ -59,7 +61,7 @@ class Engine:
         prefix: str,
         news: News,
         times: Callable[[], tuple[Arg, Arg]],
-        check: Callable[[AbstractConnection], Awaitable[None]],
+        check: Callable[[AbstractConnection], Awaitable[Wait | None]],
     ) -> None:
         self._address = address
         self._prefix = prefix
@@ -78,6 +80,9 @@ class Engine:
         self._loop = asyncio.new_event_loop()
         self._work = asyncio.Event()
         self._life: asyncio.Task[None] | None = None
+        self._wait: Wait | None = None
+        self._second: AbstractConnection | None = None
+        self._safe = Safe(prefix, self._unknown, self._rouse)
         self.bell = Bell(address, prefix, news)
         self._thread = threading.Thread(target=self._run, name="outlast-redis", daemon=True)
 
@@ -144,7 +149,9 @@ class Engine:
         for _ in range(5):
             connection = await dial(self._address, self._where)
             try:
-                await self._check(connection)
+                self._wait = await self._check(connection)
+                if self._wait is not None:
+                    self._second = await second(self._address, self._where, self._wait)
             except MovedError as error:
                 await connection.disconnect(nowait=True)
                 self._where = (error.host, error.port)
@@ -162,22 +169,26 @@ class Engine:
         connection: AbstractConnection | None = first
         while connection is not None:
             self._heard = self._loop.time()
-            reader = self._loop.create_task(self._read(connection))
-            sender = self._loop.create_task(self._send(connection))
-            await self._until_lost(reader, sender)
-            for task in (reader, sender):
+            work = [self._read(connection), self._send(connection)]
+            if self._wait is not None and self._second is not None:
+                work.append(self._safe.watch(self._second, self._wait))
+            tasks = [self._loop.create_task(each) for each in work]
+            await self._until_lost(tasks)
+            for task in tasks:
                 task.cancel()
-            await asyncio.wait((reader, sender))
-            await connection.disconnect(nowait=True)
+            await asyncio.wait(tasks)
+            for each in (connection, self._second):
+                if each is not None:
+                    await each.disconnect(nowait=True)
+            self._second = None
             self._take_back()
             connection = None
             if not self._closing or self._writes or self._others:
                 connection = await self._reach()
 
-    async def _until_lost(self, reader: asyncio.Task[None], sender: asyncio.Task[None]) -> None:
+    async def _until_lost(self, tasks: Sequence[asyncio.Task[None]]) -> None:
         while True:
-            both = (reader, sender)
-            done, _ = await asyncio.wait(both, timeout=1.0, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait(tasks, timeout=1.0, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 error = task.exception()
                 if error is not None and not isinstance(error, RedisError | OSError):
@@ -214,7 +225,9 @@ class Engine:
                     self._writing += ops[0].writes
                 await connection.send_packed_command(data, check_health=False)
                 continue
-            if self._closing and not (self._under_way or self._writes or self._others):
+            if self._closing and not (
+                self._under_way or self._writes or self._others or self._safe
+            ):
                 return
             self._work.clear()
             self._asleep = True
@@ -279,10 +292,16 @@ class Engine:
                 self._where = (raw.host, raw.port) if isinstance(raw, MovedError) else None
                 raise raw
             self._answer(ops, raw)
-            deliver(ops)
-            if self._asleep:
-                self._asleep = False
-                self._work.set()
+            if self._wait is not None and ops[0].promises and ops[0].error is None:
+                self._safe.hold(ops)
+            else:
+                deliver(ops)
+            self._rouse()
+
+    def _rouse(self) -> None:
+        if self._asleep:
+            self._asleep = False
+            self._work.set()
 
     def _answer(self, ops: Sequence[Op[Any]], raw: Any) -> None:
         try:
@@ -319,6 +338,7 @@ class Engine:
 
     def _take_back(self) -> None:
         """What was under way may have been done. It is done again where that changes nothing."""
+        self._under_way.extendleft(reversed(self._safe.take_back()))
         while self._under_way:
             ops = self._under_way.pop()
             for op in ops:

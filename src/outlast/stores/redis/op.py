@@ -10,11 +10,19 @@ from outlast.stores.redis.rows import body_of, option_of, payload_of
 from outlast.stores.replies import Reply
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from outlast.job import Job, Verdict
 
 __all__ = ["Arg", "Op", "add_args", "added_from", "listed_jobs"]
+
+_PROMISED: Mapping[str, Sequence[str]] = {
+    "moving": ("depart", "stay", "discard", "expect", "unexpect", "unpack"),
+    "scan": ("purge",),
+    "steer": ("cancel", "revive", "pause"),
+    "steps": ("remember", "emit", "wake"),
+}
+"""Of scripts that do several things, those whose effect is promised."""
 
 T = TypeVar("T")
 Arg = str | bytes | int | float
@@ -61,6 +69,14 @@ class Op(Reply[T]):
     @property
     def writes(self) -> bool:
         return bool(self.jobs or self.verdicts)
+
+    @property
+    def promises(self) -> bool:
+        """Whether its caller relies on what it wrote; else a power cut may take that back."""
+        if self.writes:
+            return True
+        words = _PROMISED.get(self.script, ())
+        return bool(words) and not callable(self.args) and self.args[0] in words
 
 
 def listed_jobs(jobs: Sequence[Job], after: Sequence[int] = ()) -> list[Arg]:

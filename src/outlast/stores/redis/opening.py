@@ -9,7 +9,8 @@ from redis.exceptions import ResponseError
 
 from outlast.errors import DurabilityError, SchemaMismatch, StoreUnavailable
 from outlast.store import Durability
-from outlast.stores.redis.address import ask
+from outlast.stores.redis.address import Wish, ask
+from outlast.stores.redis.safe import Wait, wait_of
 from outlast.stores.redis.scripts import texts
 
 if TYPE_CHECKING:
@@ -17,9 +18,11 @@ if TYPE_CHECKING:
 
     from redis.asyncio.connection import AbstractConnection
 
-__all__ = ["Server", "examine", "facts_of", "load", "prepare", "promise_of"]
+
+__all__ = ["Server", "examine", "facts_of", "lack_of_replicas", "load", "prepare", "promise_of"]
 
 OLDEST = (7, 0)
+NOTHING = Wish()
 SCHEMA = 2
 
 
@@ -30,7 +33,9 @@ class Server(Struct, frozen=True, kw_only=True):
     run: str
     durability: Durability
     why: str
-    """What keeps it from the power class, and what to change; empty if nothing does."""
+    """What keeps it from a better class, and what to change; empty if nothing does."""
+    wait: Wait | None = None
+    """What must be waited for after a write."""
 
 
 async def facts_of(connection: AbstractConnection) -> dict[str, str]:
@@ -45,12 +50,40 @@ async def facts_of(connection: AbstractConnection) -> dict[str, str]:
             continue  # renamed, or not allowed: what isn't known isn't promised
         if found:
             facts[name] = str(found[1], errors="replace")
+    try:
+        known = await ask(connection, "COMMAND", "INFO", "WAITAOF")
+        facts["waitaof"] = "1" if known and known[0] else "0"
+    except ResponseError:
+        facts["waitaof"] = "0"
     facts.setdefault("maxmemory-policy", facts.get("maxmemory_policy", ""))
     return facts
 
 
-def promise_of(facts: Mapping[str, str]) -> tuple[Durability, str]:
+def promise_of(facts: Mapping[str, str], wish: Wish = NOTHING) -> tuple[Durability, str]:
     """What an accepted job survives on a server with these facts, and what keeps it from more."""
+    found, why = _alone(facts, wish)
+    if found < Durability.POWER:
+        return found, why
+    if not wish.replicas:
+        return found, "no replica is waited for: give the server one, and add replicas=1 to the URL"
+    if lacking := lack_of_replicas(facts, wish):
+        return found, lacking
+    return Durability.REPLICA, ""
+
+
+def lack_of_replicas(facts: Mapping[str, str], wish: Wish) -> str:
+    """Empty if there are as many as are waited for."""
+    many = int(facts.get("connected_slaves", 0))
+    if many >= wish.replicas:
+        return ""
+    return (
+        f"replicas={wish.replicas} is asked for, and {many} are connected: nothing could be"
+        " acknowledged"
+    )
+
+
+def _alone(facts: Mapping[str, str], wish: Wish) -> tuple[Durability, str]:
+    """Without its replicas."""
     policy = facts.get("maxmemory-policy", "")
     if policy.startswith("allkeys-"):
         return Durability.MEMORY, (
@@ -62,27 +95,38 @@ def promise_of(facts: Mapping[str, str]) -> tuple[Durability, str]:
             "it writes no append-only file (appendonly no), so its own end loses jobs: "
             "CONFIG SET appendonly yes, CONFIG SET appendfsync always, CONFIG REWRITE"
         )
-    fsync = facts.get("appendfsync")
+    fsync, has = facts.get("appendfsync"), facts.get("waitaof") == "1"
+    waits = wish.file and has and fsync in (None, "everysec")
+    if waits and facts.get("no-appendfsync-on-rewrite") != "yes":
+        return Durability.POWER, ""
     if fsync is None:
         return Durability.PROCESS, "it doesn't let its settings be read (CONFIG GET appendfsync)"
     if fsync != "always":
         return Durability.PROCESS, (
             f"appendfsync is {fsync}, so a power cut loses what came last: "
-            "CONFIG SET appendfsync always, CONFIG REWRITE"
+            f"CONFIG SET appendfsync always, CONFIG REWRITE{_or_wait(wish, has, fsync)}"
         )
     if facts.get("no-appendfsync-on-rewrite") == "yes":
         return Durability.PROCESS, (
             "no-appendfsync-on-rewrite is yes, so nothing is synced while the file is rewritten: "
             "CONFIG SET no-appendfsync-on-rewrite no, CONFIG REWRITE"
         )
-    return Durability.POWER, "a copy on another machine isn't waited for (not in this version)"
+    return Durability.POWER, ""
 
 
-async def examine(connection: AbstractConnection, shown: str, required: Durability) -> Server:
+def _or_wait(wish: Wish, has: bool, fsync: str) -> str:
+    if wish.file and not has:
+        return " (ack=waitaof needs Redis 7.2, or Valkey)"
+    return "; or ack=waitaof in the URL" if has and fsync == "everysec" and not wish.file else ""
+
+
+async def examine(
+    connection: AbstractConnection, shown: str, required: Durability, wish: Wish
+) -> Server:
     """Who serves this connection.
 
     Raises ``DurabilityError`` if it promises less than ``required``, ``StoreUnavailable`` for a
-    replica or a server that is too old.
+    replica, a server that is too old, or one that lacks the replicas that are to be waited for.
     """
     facts = await facts_of(connection)
     number = facts.get("redis_version", "0")
@@ -93,13 +137,18 @@ async def examine(connection: AbstractConnection, shown: str, required: Durabili
         raise StoreUnavailable(f"{shown} is a replica, which takes no writes: name the master")
     if facts.get("loading") == "1":
         raise StoreUnavailable(f"{shown} is still loading its data")
-    found, why = promise_of(facts)
+    found, why = promise_of(facts, wish)
+    if found >= Durability.POWER and (lacking := lack_of_replicas(facts, wish)):
+        raise StoreUnavailable(f"{shown} ({name}): {lacking}")
     if found < required:
         raise DurabilityError(
             f"{shown} ({name}) promises durability {found}, but {required} was asked for: {why};"
             f" or ask for less (?durability={found})"
         )
-    return Server(name=name, run=facts.get("run_id", ""), durability=found, why=why)
+    return Server(
+        name=name, run=facts.get("run_id", ""), durability=found, why=why,
+        wait=wait_of(facts, wish),
+    )  # fmt: skip
 
 
 async def prepare(

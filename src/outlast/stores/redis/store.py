@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from outlast.store import Cancelled, Line, WorkerInfo
     from outlast.stores.redis.address import Address
     from outlast.stores.redis.op import Arg
+    from outlast.stores.redis.safe import Wait
 
 __all__ = ["RedisStore"]
 
@@ -80,14 +81,15 @@ class RedisStore(Stepped, Moved, Served[Engine]):
     def _make_engine(self) -> Engine:
         return Engine(self._address, self._prefix, self._news, self._times, self._check)
 
-    async def _check(self, connection: AbstractConnection) -> None:
+    async def _check(self, connection: AbstractConnection) -> Wait | None:
         """On each new connection: it may lead to another server than the one before."""
-        server = await opening.examine(connection, self.url, self.required)
+        server = await opening.examine(connection, self.url, self.required, self._address.wish)
         await opening.prepare(connection, self.url, self._prefix, server.run, create=self._create)
         await opening.load(connection)
         self.durability = server.durability
         self.library = f"{server.name} (redis-py {redis.__version__})"
         self._run = server.run
+        return server.wait
 
     def _times(self) -> tuple[Arg, Arg]:
         """Nothing, for the server has a clock, unless somebody set another one."""

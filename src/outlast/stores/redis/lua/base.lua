@@ -4,8 +4,8 @@
 -- A line is QUEUE/TASK, or QUEUE for items without a task; neither name can hold a slash.
 --
 --   P m          hash     seq (of the newest job), schema, run (of the server), lease (the longest),
---                         fence (the last), event (how many woke somebody), mark and left (the jobs
---                         are moved elsewhere, and how far that is)
+--                         fence (the last), event (how many woke somebody), ack (how often somebody
+--                         waited for a sync), mark and left (the jobs are moved elsewhere, how far)
 --   P g          set      all lines that were ever used;  P g QUEUE: those of one queue
 --   P n LINE     hash     counts: q(ueued), r(unning), d(one), x (dead), c(ancelled)
 --   P j ID       string   a job as it was added: header, body (the client's own)
