@@ -37,9 +37,10 @@ from outlast.store import Durability
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
+    from outlast.job import Job
     from outlast.stores.sqlite.store import SqliteStore
 
-__all__ = ["Load", "Outcome", "Tally", "main", "run_rounds", "sweep"]
+__all__ = ["Load", "Outcome", "Tally", "judged", "main", "run_rounds", "sweep"]
 
 EXT4_IOC_SHUTDOWN = 0x8004587D
 NO_LOG_FLUSH = 2
@@ -347,12 +348,17 @@ class Outlast(OnFile):
             # Without any sync SQLite itself promises nothing: the file may be no database now.
             gone = sum(event.kind == "ok" for event in events)
             return Outcome(gone, gone)
-        events = journals.read(witness)
-        report = check(events, final)
-        broken = {name: len(found) for name, found in report.broken.items()}
-        gone = broken.pop("lost", 0) + broken.pop("undone", 0)
-        story = report.story(events) if broken or gone else ""
-        return Outcome(report.acknowledged, gone, broken, story[-5000:])
+        return judged(witness, final)
+
+
+def judged(witness: Path, final: Mapping[str, Job]) -> Outcome:
+    """What the journals say against what a store of outlast held in the end."""
+    events = journals.read(witness)
+    report = check(events, final)
+    broken = {name: len(found) for name, found in report.broken.items()}
+    gone = broken.pop("lost", 0) + broken.pop("undone", 0)
+    story = report.story(events) if broken or gone else ""
+    return Outcome(report.acknowledged, gone, broken, story[-5000:])
 
 
 LOADS: Mapping[str, Callable[[], Load]] = {

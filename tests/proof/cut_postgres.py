@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 from tests.proof import journal as journals
 from tests.proof.actors import drained_in_child, live
-from tests.proof.checker import check
-from tests.proof.cut import Outcome, main
+from tests.proof.cut import Outcome, judged, main
 from tests.proof.processes import in_child
 from tests.servers import PostgresServer
 
@@ -156,12 +155,7 @@ class OutlastOnPostgres(OnServer):
             # Without any sync PostgreSQL itself promises nothing: no table need be sound now.
             gone = sum(event.kind == "ok" for event in journals.read(witness))
             return Outcome(gone, gone)
-        events = journals.read(witness)
-        report = check(events, final)
-        broken = {name: len(found) for name, found in report.broken.items()}
-        gone = broken.pop("lost", 0) + broken.pop("undone", 0)
-        story = report.story(events) if broken or gone else ""
-        return Outcome(report.acknowledged, gone, broken, story[-5000:])
+        return judged(witness, final)
 
 
 LOADS: Mapping[str, Callable[[], Load]] = {

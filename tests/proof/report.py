@@ -17,6 +17,7 @@ __all__ = ["Line", "read_lines", "render", "write_report"]
 WEAKER = (
     *("outlast-process", "outlast-memory", "outlast-tmpfs", "plain-normal", "plain-off"),
     *("postgres-process", "plain-postgres-async"),
+    *("redis-everysec", "redis-no", "redis-rdb", "redis-none"),
 )
 """Settings that ask for less than power."""
 
@@ -109,6 +110,11 @@ TITLES = {
         " synchronous_commit=off, and with fsync=off; beside it the driver alone, one row a"
         " commit. The server is started again on what the disk holds.",
     ),
+    "cut-redis": (
+        "Real power cuts under Redis",
+        "The same under a private server, its folder on the file system that is cut, for each"
+        " setting of what it keeps: what loses nothing is what doctor calls power.",
+    ),
     "nth": (
         "N-th failure",
         "One read, write, sync, truncation, creation or deletion fails (EIO, a full disk, half a"
@@ -148,6 +154,7 @@ COUNTS = {
     "replay": ("replays", "drained"),
     "cut": ("rounds", "empty", "acknowledged"),
     "cut-postgres": ("rounds", "empty", "acknowledged"),
+    "cut-redis": ("rounds", "empty", "acknowledged"),
     "nth": ("points", "loops", "clean", "errors", "acknowledged"),
     "calls": ("points", "hit", "acknowledged"),
     "flips": ("flips", "harmless", "buried", "damaged", "unnoticed"),
@@ -317,7 +324,7 @@ def _variants(kind: str, lines: Sequence[Line]) -> list[str]:
     """For cuts: each setting by itself, those that are meant to lose included. And each path."""
     if kind in ("replay", "nth", "calls"):
         return _paths(COUNTS[kind][0], lines)
-    if kind not in ("cut", "cut-postgres"):
+    if kind not in ("cut", "cut-postgres", "cut-redis"):
         return []
     by_load: dict[str, list[Line]] = defaultdict(list)
     for line in lines:

@@ -87,6 +87,10 @@ LOADS = (
     *("outlast-power", "outlast-power", "outlast-power", "plain-full", "outlast-process"),
     *("outlast-power", "outlast-power", "outlast-power", "outlast-memory", "outlast-tmpfs"),
 )
+REDIS_LOADS = (
+    *("redis-always", "redis-everysec", "redis-always", "redis-no", "redis-always"),
+    *("redis-rdb", "redis-always", "redis-none"),
+)
 
 
 def _variant(options: tuple[str, ...], flag: str) -> Callable[[int], list[str]]:
@@ -124,6 +128,9 @@ RIGS: dict[str, Rig] = {
     "cut": Rig("tests.proof.cut", _unshared(LOADS), 3.0, root=True),
     "cut-postgres": Rig(
         "tests.proof.cut_postgres", _unshared(SERVER_LOADS), 0.5, root=True, server="postgres"
+    ),
+    "cut-redis": Rig(
+        *("tests.proof.cut_redis", _unshared(REDIS_LOADS), 0.5), root=True, server="redis-server"
     ),
     "nth": Rig("tests.proof.nth", _failures, 1.0),
     "calls": Rig("tests.proof.calls", _calls, 1.0),

@@ -1,4 +1,4 @@
-"""Power cuts on a real file system: what each setting of SQLite, and outlast, loses."""
+"""Power cuts on a real file system: what settings of SQLite, outlast and Redis lose."""
 
 from __future__ import annotations
 
@@ -47,3 +47,12 @@ def test_a_server_of_postgresql_loses_nothing_in_a_cut() -> None:
     tally = sweep("postgres-power", rounds=1, seed=1, module="tests.proof.cut_postgres")
     assert (tally.rounds, tally.empty, tally.lost, tally.broken) == (1, 0, 0, {}), tally.stories
     assert tally.predicted == str(Durability.POWER)
+
+
+@pytest.mark.needs("redis")
+def test_a_server_that_syncs_each_write_loses_nothing() -> None:
+    """Two cuts; what weaker settings lose is a piece of the soak (cut-redis)."""
+    tally = sweep("redis-always", rounds=2, seed=1, module="tests.proof.cut_redis")
+    assert (tally.rounds, tally.predicted) == (2, str(Durability.POWER))
+    assert tally.acknowledged
+    assert (tally.lost, tally.broken) == (0, {}), tally.stories
