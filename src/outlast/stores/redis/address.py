@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
 
 from msgspec import Struct
-from redis.asyncio.connection import Connection, parse_url
+from redis.asyncio.connection import Connection, SSLConnection, parse_url
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
@@ -19,7 +20,7 @@ from outlast.stores.redis.faults import mapped
 if TYPE_CHECKING:
     from redis.asyncio.connection import AbstractConnection
 
-__all__ = ["Address", "Wish", "ask", "dial", "read"]
+__all__ = ["Address", "Wish", "ask", "dial", "hang_up", "read"]
 
 _log = logging.getLogger(__name__)
 
@@ -137,12 +138,24 @@ async def _master_of(address: Address, name: str) -> tuple[str, int]:
             _log.debug("sentinel %s:%d: %s", host, port, error)
         finally:
             if connection is not None:
-                await connection.disconnect(nowait=True)
+                await hang_up(connection)
     raise StoreUnavailable(f"{address.shown}: the sentinels can't say where the server is: {why}")
+
+
+class _Tls(SSLConnection):
+    """Doesn't wait for the other side's goodbye when it is closed, whoever closes it."""
+
+    async def disconnect(self, *args: Any, **options: Any) -> None:
+        writer = self._writer
+        await super().disconnect(*args, **options)
+        if writer is not None:
+            writer.transport.abort()
 
 
 async def _connected(settings: dict[str, Any], shown: str) -> AbstractConnection:
     kind = settings.pop("connection_class", Connection)
+    if kind is SSLConnection:
+        kind = _Tls
     settings |= {"protocol": 2, "retry": Retry(NoBackoff(), 0)}
     if kind is not Connection and "path" in settings:
         settings.pop("host", None)
@@ -157,13 +170,20 @@ async def _connected(settings: dict[str, Any], shown: str) -> AbstractConnection
         await connect()
     except BaseException as error:
         # Cancelled midway, too: the driver would leave its socket open.
-        await connection.disconnect(nowait=True)
+        await hang_up(connection)
         if isinstance(error, TypeError):
             raise ConfigurationError(f"{shown}: {error}") from None
         if isinstance(error, RedisError | OSError):
             raise mapped(error, shown) from error
         raise
     return connection
+
+
+async def hang_up(connection: AbstractConnection) -> None:
+    """Close it at once. The loop lets go of its socket in a few turns, and may be stopped then."""
+    await connection.disconnect(nowait=True)
+    for _ in range(10):
+        await asyncio.sleep(0)
 
 
 async def ask(connection: AbstractConnection, *command: str | bytes | float) -> Any:

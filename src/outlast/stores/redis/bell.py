@@ -11,7 +11,7 @@ from redis.exceptions import RedisError
 
 from outlast.errors import OutlastError
 from outlast.stores.news import ENDED, ROOM, WORK
-from outlast.stores.redis.address import ask, dial
+from outlast.stores.redis.address import ask, dial, hang_up
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -70,7 +70,7 @@ class Bell:
             finally:
                 self.listens = False
                 if connection is not None:
-                    await connection.disconnect(nowait=True)
+                    await hang_up(connection)
             self._news.missed()
             await asyncio.sleep(pause)
             pause = min(pause * 2, LONGEST_PAUSE)

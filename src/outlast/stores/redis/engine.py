@@ -17,7 +17,7 @@ import hiredis
 from redis.exceptions import MovedError, RedisError, ResponseError
 
 from outlast.errors import EnqueueUncertain, OutlastError, StoreClosed, StoreUnavailable
-from outlast.stores.redis.address import dial
+from outlast.stores.redis.address import dial, hang_up
 from outlast.stores.redis.bell import Bell
 from outlast.stores.redis.faults import NOT_DONE, mapped
 from outlast.stores.redis.op import add_args, added_from
@@ -153,10 +153,10 @@ class Engine:
                 if self._wait is not None:
                     self._second = await second(self._address, self._where, self._wait)
             except MovedError as error:
-                await connection.disconnect(nowait=True)
+                await hang_up(connection)
                 self._where = (error.host, error.port)
             except BaseException as error:
-                await connection.disconnect(nowait=True)
+                await hang_up(connection)
                 self._where = None
                 if isinstance(error, RedisError | OSError):
                     raise mapped(error, self._address.shown) from error
@@ -179,7 +179,7 @@ class Engine:
             await asyncio.wait(tasks)
             for each in (connection, self._second):
                 if each is not None:
-                    await each.disconnect(nowait=True)
+                    await hang_up(each)
             self._second = None
             self._take_back()
             connection = None

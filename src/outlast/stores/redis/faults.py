@@ -35,6 +35,11 @@ def mapped(error: BaseException, shown: str) -> OutlastError:
             return _no_right(error, shown)
         case theirs.OutOfMemoryError():
             return StoreFull(f"{shown} has no memory left (maxmemory): nothing was stored")
+        case theirs.ConnectionError() if "CERTIFICATE_VERIFY_FAILED" in str(error):
+            return ConfigurationError(
+                f"{shown}: the server's certificate is not trusted: {error} Name who signed it:"
+                " ?ssl_ca_certs=FILE"
+            )
         case theirs.ConnectionError() | theirs.TimeoutError() | OSError():
             return StoreUnavailable(f"can't reach {text}")
         case theirs.ResponseError():

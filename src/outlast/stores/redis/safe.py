@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct
 
 from outlast.errors import StoreUnavailable
-from outlast.stores.redis.address import ask, dial
+from outlast.stores.redis.address import ask, dial, hang_up
 from outlast.stores.replies import deliver
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ async def second(address: Address, where: tuple[str, int] | None, wait: Wait) ->
         if f"run_id:{wait.run}" not in lines:
             raise StoreUnavailable(f"{address.shown}: another server answers now")
     except BaseException:
-        await connection.disconnect(nowait=True)
+        await hang_up(connection)
         raise
     return connection
 

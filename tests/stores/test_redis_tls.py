@@ -1,0 +1,183 @@
+"""TLS: a server with a certificate of its own CA, made here; who is trusted, and what is left."""
+
+from __future__ import annotations
+
+import datetime
+import gc
+import ipaddress
+import socket
+import ssl
+from typing import TYPE_CHECKING
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from tests.servers import RedisServer
+from tests.stores.test_redis import job, opened, take
+
+from outlast.errors import ConfigurationError, StoreUnavailable
+from outlast.job import done
+from outlast.stores import connect
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytestmark = pytest.mark.needs("redis")
+SECRET = "S3cr3t!pw"
+
+
+class Authority:
+    """A CA that signs what it is asked to."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self._folder = folder
+        self._key = ec.generate_private_key(ec.SECP256R1())
+        self._name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
+        self.file = folder / f"{name}.pem"
+        self._write(self.file, self._signed(self._name, self._key.public_key(), None))
+
+    def _signed(
+        self, name: x509.Name, key: ec.EllipticCurvePublicKey, address: str | None
+    ) -> x509.Certificate:
+        now = datetime.datetime.now(datetime.UTC)
+        made = (
+            x509.CertificateBuilder()
+            .subject_name(name)
+            .issuer_name(self._name)
+            .public_key(key)
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - datetime.timedelta(days=1))
+            .not_valid_after(now + datetime.timedelta(days=1))
+            .add_extension(x509.BasicConstraints(ca=address is None, path_length=None), True)
+        )
+        if address is not None:
+            place = x509.IPAddress(ipaddress.ip_address(address))
+            made = made.add_extension(x509.SubjectAlternativeName([place]), False)
+        return made.sign(self._key, hashes.SHA256())
+
+    def issue(self, name: str, address: str) -> tuple[Path, Path]:
+        """A certificate and its key."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        title = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
+        certificate, private = self._folder / f"{name}.crt", self._folder / f"{name}.key"
+        self._write(certificate, self._signed(title, key.public_key(), address))
+        private.write_bytes(
+            key.private_bytes(
+                serialization.Encoding.PEM,
+                serialization.PrivateFormat.PKCS8,
+                serialization.NoEncryption(),
+            )
+        )
+        return certificate, private
+
+    def _write(self, path: Path, certificate: x509.Certificate) -> None:
+        path.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+
+
+class TlsServer(RedisServer):
+    """Speaks nothing but TLS."""
+
+    def __init__(self, authority: Authority, address: str = "127.0.0.1", **settings: str) -> None:
+        super().__init__(appendfsync="always", **settings)
+        certificate, key = authority.issue("server", address)
+        self.settings |= {
+            "tls-port": str(self.port), "tls-cert-file": str(certificate),
+            "tls-key-file": str(key), "tls-ca-cert-file": str(authority.file),
+            "tls-auth-clients": self.settings.pop("tls-auth-clients", "no"),
+        }  # fmt: skip
+        self._context = ssl.create_default_context(cafile=str(authority.file))
+        self._context.check_hostname = False
+        self._context.load_cert_chain(certificate, key)
+
+    def command(self) -> list[str]:
+        words = super().command()
+        words[words.index("--port") + 1] = "0"
+        return words
+
+    def url(self, *, port: int | None = None, query: str = "") -> str:
+        return super().url(port=port, query=query).replace("redis://", "rediss://")
+
+    def say(self, *words: str) -> bytes:
+        with (
+            socket.create_connection(("127.0.0.1", self.port), 10) as line,
+            self._context.wrap_socket(line) as safe,
+        ):
+            safe.settimeout(30)
+            safe.sendall(" ".join(words).encode() + b"\r\n")
+            return safe.recv(65536)
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("ca"), "ours")
+
+
+@pytest.fixture(scope="module")
+def server(authority: Authority) -> Iterator[TlsServer]:
+    server = TlsServer(authority)
+    server.start()
+    yield server
+    server.remove()
+
+
+async def test_jobs_over_tls(server: TlsServer, authority: Authority) -> None:
+    async with opened(server.url(query=f"ssl_ca_certs={authority.file}")) as store:
+        await store.add([job() for _ in range(10)])
+        assert list(await store.settle([done(claim) for claim in await take(store)])) == []
+        assert (await store.depth("default")).done == 10
+        for _ in range(3):
+            server.say("CLIENT", "KILL", "TYPE", "normal")
+            await store.add([job()])
+
+
+async def test_whom_nobody_vouches_for_is_not_trusted(
+    server: TlsServer, authority: Authority, tmp_path: Path
+) -> None:
+    """And nothing is left open: a transport that isn't closed would be told at its end."""
+    wrong = Authority(tmp_path, "theirs")
+    for query in ("", f"ssl_ca_certs={wrong.file}"):
+        for _ in range(2):
+            with pytest.raises(ConfigurationError, match=r"certificate .* \?ssl_ca_certs="):
+                await connect(server.url(query=query)).open()
+    gc.collect()
+
+
+async def test_a_certificate_for_another_host(authority: Authority, tmp_path: Path) -> None:
+    server = TlsServer(authority, "127.0.0.2")
+    server.start()
+    try:
+        with pytest.raises(ConfigurationError, match="certificate"):
+            await connect(server.url(query=f"ssl_ca_certs={authority.file}")).open()
+    finally:
+        server.remove()
+    gc.collect()
+
+
+async def test_one_side_without_tls(server: TlsServer) -> None:
+    plain = RedisServer(appendfsync="always")
+    plain.start()
+    try:
+        for url in (server.url().replace("rediss", "redis"), f"rediss://127.0.0.1:{plain.port}"):
+            with pytest.raises(StoreUnavailable, match="can't reach"):
+                await connect(url).open()
+    finally:
+        plain.remove()
+    gc.collect()
+
+
+async def test_a_client_that_has_to_show_a_certificate(authority: Authority) -> None:
+    server = TlsServer(authority, tls_auth_clients="yes")
+    server.start()
+    certificate, key = authority.issue("client", "127.0.0.1")
+    trust = f"ssl_ca_certs={authority.file}"
+    try:
+        with pytest.raises(StoreUnavailable):
+            await connect(server.url(query=trust)).open()
+        query = f"{trust}&ssl_certfile={certificate}&ssl_keyfile={key}"
+        async with opened(server.url(query=query)) as store:
+            await store.add([job()])
+    finally:
+        server.remove()
+    gc.collect()
