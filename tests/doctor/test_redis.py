@@ -12,6 +12,7 @@ from tests.servers import RedisServer
 from outlast.chance import SystemChance
 from outlast.doctor import Severity, examine
 from outlast.doctor.redis import findings_of
+from outlast.doctor.torture_work import NAMESPACE, make
 from outlast.job import Job
 from outlast.store import Durability
 from outlast.stores import connect
@@ -139,6 +140,18 @@ async def test_settings_that_a_restart_takes_away(server: RedisServer) -> None:
     server.say("CONFIG", "SET", "appendfsync", "everysec")
     [after] = [f for f in (await examine(server.url())).findings if f.id == "RD9"]
     assert (after.severity, after.remedy) == (WARNING, "CONFIG REWRITE")
+
+
+@pytest.mark.needs("redis")
+async def test_torture_where_there_never_was_a_job(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OUTLAST_URL", server.url())
+    monkeypatch.setenv(NAMESPACE, "scratch")
+    app = make()
+    async with app:
+        await app.tasks["work"].enqueue(0.0)
+        assert (await app.store.depth("default")).ready == 1
 
 
 @pytest.mark.needs("redis")

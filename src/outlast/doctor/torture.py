@@ -78,17 +78,21 @@ def torture(url: str, *, seconds: float) -> Toll:
         journal = Path(folder, "journal")
         journal.touch(0o600)
         os.environ.update({"OUTLAST_URL": url, NAMESPACE: namespace, JOURNAL: str(journal)})
-        kills = asyncio.run(_kill(seconds))
+        kills = asyncio.run(_kill(seconds, journal))
         return _count(journal, kills, asyncio.run(_tidy_up()), seconds)
 
 
-async def _kill(seconds: float) -> list[tuple[float, int]]:
+async def _kill(seconds: float, journal: Path) -> list[tuple[float, int]]:
     """When each kill was, and of which process."""
     clock, chance = SystemClock(), SystemChance()
     roles = ["produce"] * PRODUCERS + ["work"] * WORKERS
     processes = [_start(role) for role in roles]
     kills = []
     try:
+        # A slow machine takes longer to start them than they would live.
+        end = clock.monotonic() + QUIET
+        while not _has_begun(journal) and clock.monotonic() < end:
+            await clock.sleep(0.05)
         end = clock.monotonic() + seconds
         while clock.monotonic() < end:
             await clock.sleep(0.3 + chance.random())
@@ -106,6 +110,11 @@ async def _kill(seconds: float) -> list[tuple[float, int]]:
             if process.poll() is None:
                 process.communicate()
     return kills
+
+
+def _has_begun(journal: Path) -> bool:
+    """Whether something was accepted."""
+    return b"added" in journal.read_bytes()
 
 
 def _start(role: str) -> subprocess.Popen[bytes]:

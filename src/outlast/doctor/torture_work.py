@@ -13,6 +13,7 @@ from pathlib import Path
 from outlast.app import Outlast
 from outlast.clock import SystemClock
 from outlast.running import current
+from outlast.stores.urls import parse
 
 __all__ = ["JOURNAL", "NAMESPACE", "make", "note"]
 
@@ -30,7 +31,9 @@ def note(word: str, id: str) -> None:
 
 def make() -> Outlast:
     """The app, on the namespace that the environment names."""
-    app = Outlast(namespace=os.environ[NAMESPACE], create=False)
+    # Redis has nothing to be made but the namespace itself, which is a scratch one.
+    create = parse(os.environ["OUTLAST_URL"]).scheme == "redis"
+    app = Outlast(namespace=os.environ[NAMESPACE], create=create)
 
     # It is killed on purpose, more often than a task may be.
     @app.task(name="work", max_crashes=None)
