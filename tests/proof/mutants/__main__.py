@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import argparse
 import random
+import shutil
 import time
 
 import msgspec
 from tests.proof.mutants.generic import PICKED, find
 from tests.proof.mutants.plant import is_caught
 from tests.proof.mutants.planted import BUGS
+from tests.proof.mutants.planted_redis import REDIS_BUGS
+from tests.servers import REDIS_SERVER
 
 
 def main() -> None:
@@ -18,7 +21,8 @@ def main() -> None:
     parser.add_argument("--budget", type=float, default=3600.0)
     told = parser.parse_args()
     began = time.monotonic()
-    bugs = [*BUGS, *(find(pick) for pick in PICKED)]
+    redis = REDIS_BUGS if shutil.which(REDIS_SERVER) else ()
+    bugs = [*BUGS, *redis, *(find(pick) for pick in PICKED)]
     random.Random(told.seed).shuffle(bugs)
     planted = 0
     missed: list[str] = []
