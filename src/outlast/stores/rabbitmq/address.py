@@ -47,7 +47,13 @@ class Address(Struct, frozen=True, kw_only=True):
         """For one connection, which the broker lists under this name."""
         settings = dict(self.settings)
         if settings.pop("tls"):
-            context = ssl.create_default_context(cafile=self.cafile)
+            try:
+                context = ssl.create_default_context(cafile=self.cafile)
+            except OSError as error:
+                raise ConfigurationError(
+                    f"{self.shown}: ?cafile={self.cafile} can't be read as certificates in PEM:"
+                    f" {error}"
+                ) from None
             settings["ssl_options"] = pika.SSLOptions(context, settings["host"])
         return pika.ConnectionParameters(
             **settings,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ssl
+
 from pika import exceptions as theirs
 
 from outlast.errors import ConfigurationError, OutlastError, StoreError, StoreUnavailable
@@ -18,6 +20,12 @@ def mapped(error: BaseException, shown: str) -> OutlastError:
     error = _innermost(error)
     text = f"{shown}: {_words(error)}"
     match error:
+        case ssl.SSLCertVerificationError():
+            return ConfigurationError(
+                f"{shown}: the broker's certificate is not trusted: {error.verify_message}. Name"
+                " the authority that signed it by ?cafile= in the URL, and the broker by a name or"
+                " an address that stands in the certificate"
+            )
         case (
             theirs.AuthenticationError()
             | theirs.ProbableAuthenticationError()
