@@ -347,4 +347,53 @@ WORKER_BUGS = (
     ),
 )
 
-BUGS = STORE_BUGS + WORKER_BUGS
+PARTS = "tests/stores/test_rabbitmq_parts.py"
+
+RABBIT_BUGS = (
+    Bug(
+        "acknowledges before what follows is confirmed",
+        "stores/rabbitmq/settling.py",
+        "        if not many:\n            confirmed(batch)\n            return\n",
+        "        engine.intake.acknowledge([held for _, held in mine])\n"
+        "        if not many:\n            confirmed(batch)\n            return\n",
+        (f"{PARTS}::test_what_follows_is_confirmed_before_a_job_is_acknowledged",),
+    ),
+    Bug(
+        "takes for stored what no queue took",
+        "stores/rabbitmq/outbox.py",
+        "        if posting.returned:\n            self._came_back(posting)\n        elif",
+        "        if",
+        (f"{PARTS}::test_what_comes_back_is_not_stored_though_it_is_confirmed",),
+    ),
+    Bug(
+        "sets no limit of deliveries where -1 drops messages",
+        "stores/rabbitmq/topology.py",
+        "    if version >= (4, 0):\n",
+        "    if version:\n",
+        (f"{PARTS}::test_the_brokers_limit_of_deliveries_is_out_of_the_way",),
+    ),
+    Bug(
+        "dead letters are moved once at most",
+        "stores/rabbitmq/topology.py",
+        '        "x-dead-letter-routing-key": dead,\n'
+        '        "x-dead-letter-strategy": "at-least-once",\n',
+        '        "x-dead-letter-routing-key": dead,\n',
+        (f"{PARTS}::test_the_broker_itself_drops_nothing_of_a_line",),
+    ),
+    Bug(
+        "a delivery is given away before all of it is there",
+        "stores/rabbitmq/quick.py",
+        "    if at > end:\n        return None\n    if buffer",
+        "    if at <= end and buffer",
+        ("tests/stores/test_rabbitmq_quick.py",),
+    ),
+    Bug(
+        "nobody looks how long the broker lets a run last",
+        "desk.py",
+        '        check_timeout(f"task {task.name!r}", task.timeout, longest)\n',
+        "",
+        (f"{PARTS}::test_longer_than_the_broker_lets_it_is_refused_when_the_app_opens",),
+    ),
+)
+
+BUGS = STORE_BUGS + WORKER_BUGS + RABBIT_BUGS
