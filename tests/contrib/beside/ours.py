@@ -38,7 +38,13 @@ async def add(x: int, y: int) -> int:
     return x + y
 
 
-app.celery_tasks({"ours.add": add}, broker=BROKER, backend=BROKER, queues=["ours"], take_over=0.5)
+app.celery_tasks(
+    {"ours.add": add},
+    broker=BROKER,
+    backend=os.environ.get("BACKEND", BROKER),
+    queues=["ours"],
+    take_over=0.5,
+)
 
 
 def trap(owner: Any, name: str) -> None:
@@ -59,6 +65,11 @@ def trap(owner: Any, name: str) -> None:
 
 
 trap(Intake, "_store")
+if BROKER.startswith("amqp"):
+    from outlast.contrib.celery.beside.rabbit import RabbitBroker
+
+    trap(RabbitBroker, "settle")
+    trap(RabbitBroker, "send")
 trap(RedisBroker, "settle")
 trap(RedisBroker, "send")
 trap(RedisBackend, "store")
