@@ -28,7 +28,8 @@ from outlast.job import (
     retry,
 )
 from outlast.store import Durability
-from outlast.stores.sqlite import schema
+from outlast.stores.sqlite import moves, schema
+from outlast.stores.sqlite.rows import fetch as rows_of
 from outlast.stores.sqlite.store import SqliteStore
 from outlast.stores.sqlite.verify import verify
 
@@ -279,3 +280,25 @@ def test_whatever_was_done_the_file_is_in_order(moves: list[Move]) -> None:
         assert findings(game.path) == []
     finally:
         shutil.rmtree(folder)
+
+
+async def test_a_new_line_costs_the_same_however_many_there_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a queue for each customer there are thousands, and others wait for the writer."""
+    number, rows = 300, 0
+
+    def counting(*args: Any) -> list[Any]:
+        nonlocal rows
+        found: list[Any] = rows_of(*args)
+        rows += len(found)
+        return found
+
+    monkeypatch.setattr(moves, "fetch", counting)
+    store = SqliteStore(str(tmp_path / "jobs.db"), durability=Durability.MEMORY)
+    await store.open()
+    await store.add([Job(id=f"{n}", queue=f"q{n}", task="t") for n in range(number)])
+    for n in range(number):
+        await store.claim([f"q{n}"], ["t"], 1, 60.0, "w")
+    await store.close()
+    assert rows < 10 * number

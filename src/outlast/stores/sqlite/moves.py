@@ -28,6 +28,8 @@ __all__ = ["Careful", "Moves"]
 _VERSION = "PRAGMA user_version"
 _ADD_LINE = "INSERT OR IGNORE INTO lines (space, queue, task) VALUES (?, ?, ?)"
 _LINES = "SELECT id, queue, task FROM lines WHERE space = ?"
+_LINE = f"{_LINES} AND queue = ? AND ifnull(task, '') = ?"
+_NAMED = f"{_LINES} AND id = ?"
 _COUNT = (
     "UPDATE lines SET ready = ready + ?, delayed = delayed + ?, running = running + ?,"
     " done = done + ?, dead = dead + ?, cancelled = cancelled + ? WHERE id = ?"
@@ -176,23 +178,26 @@ class Moves:
         """The line's number, made if it is new."""
         found = self._ids.get((queue, task))
         if found is None:
-            self.load_lines()
-            found = self._ids.get((queue, task))
-        if found is None:
-            self.connection.execute(_ADD_LINE, (self.space, queue, task))
-            self._fresh_lines = True
-            self.load_lines()
+            self._learn(_LINE, queue, task or "")
+            if (queue, task) not in self._ids:
+                self.connection.execute(_ADD_LINE, (self.space, queue, task))
+                self._fresh_lines = True
+                self._learn(_LINE, queue, task or "")
             found = self._ids[queue, task]
         return found
 
-    def load_lines(self) -> None:
-        for number, queue, task in fetch(self.connection, _LINES, self.space):
+    def _learn(self, text: str, *which: object) -> None:
+        """Only what is asked for: with a queue for each customer, all of them are thousands."""
+        for number, queue, task in fetch(self.connection, text, self.space, *which):
             self.names[number] = (queue, task)
             self._ids[queue, task] = number
 
     def name(self, line: int) -> tuple[str, str | None]:
         if line not in self.names:
-            self.load_lines()
+            if self.names:
+                self._learn(_NAMED, line)
+            else:
+                self._learn(_LINES)  # a worker that starts needs all that wait
         return self.names[line]
 
     def count(self, line: int, state: int, by: int) -> None:
