@@ -187,11 +187,21 @@ async def test_verdicts_wait_for_a_store_that_is_away(
     async with rig.worker(open_store=rig.spied, concurrency=4):
         await rig.pass_time(60)
         assert {await handle.status() for handle in handles} <= {Status.RUNNING, Status.QUEUED}
-        assert "the store can't be reached: no route" in caplog.text
+        assert caplog.text.count("verdicts wait, the store can't be reached: no route") <= 2
+        assert "verdicts wait, the store can't be reached: no route" in caplog.text
         del rig.before["settle"]
         await rig.pass_time(2)
         assert [await handle.result(60) for handle in handles] == list(range(30))
     assert sorted(gate.ran) == list(range(30)), "none of them ran twice"
+
+
+async def test_an_outage_does_not_fill_the_log(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+    rig.before["claim"] = away
+    async with rig.worker(open_store=rig.spied):
+        await rig.pass_time(600)
+        told = caplog.text.count("no claims, the store can't be reached: no route")
+        assert 2 <= told <= 11, "it is tried again every second, and told every minute"
+        del rig.before["claim"]
 
 
 async def test_claims_and_waits_go_on_when_the_store_is_back(rig: Rig) -> None:

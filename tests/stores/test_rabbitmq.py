@@ -9,6 +9,8 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from pika.adapters.utils.connection_workflow import AMQPConnectorSocketConnectError
+from pika.exceptions import AMQPConnectionError
 from tests.rabbit import channel, dead, take_all
 from tests.servers import RabbitServer, shared
 from tests.stores.proxy import proxied
@@ -26,6 +28,7 @@ from outlast.job import dead as died
 from outlast.store import Durability
 from outlast.stores import connect
 from outlast.stores.rabbitmq import declaring, outbox
+from outlast.stores.rabbitmq.faults import mapped
 from outlast.stores.rabbitmq.store import RabbitStore
 
 if TYPE_CHECKING:
@@ -558,3 +561,12 @@ async def test_a_broker_that_dies_right_after_the_first_job(namespace: str) -> N
             assert sorted(ids(await take(store, 2))) == ["a", "b"]
     finally:
         server.remove()
+
+
+def test_what_kept_it_from_the_broker_is_named() -> None:
+    """The client wraps it twice, and shows nothing but the name of its own error."""
+    reason = ConnectionRefusedError(111, "Connection refused")
+    error = AMQPConnectionError(AMQPConnectorSocketConnectError(reason))
+    found = mapped(error, "amqp://db.example:5672/")
+    assert isinstance(found, StoreUnavailable)
+    assert str(found) == "amqp://db.example:5672/: [Errno 111] Connection refused"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 from outlast.errors import StoreUnavailable
 from outlast.store import Feature, Prompt
+from outlast.worker.side import Complaint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -76,6 +77,7 @@ class Claims:
         """Told when the store can't be reached."""
         self.reached: Callable[[], object] = _nothing
         """Told when it can be reached again."""
+        self._complaint = Complaint(clock)
         self._store = store
         self._crew = crew
         self._settling = settling
@@ -124,12 +126,14 @@ class Claims:
                 claims = await self._claim(want)
                 if self._failing:
                     self._failing = False
+                    self._complaint.over()
                     self.reached()
                 pause = 0.02
             except StoreUnavailable as error:
                 self._failing = True
                 self.struck(error)
-                log.warning("no claims, the store can't be reached: %s", error)
+                if self._complaint.is_due(error):
+                    log.warning("no claims, the store can't be reached: %s", error)
                 await self._sleep(asyncio.ensure_future(self._clock.sleep(pause)))
                 pause = min(pause * 2, 1.0)
                 continue
@@ -178,7 +182,8 @@ class Claims:
         try:
             await self._sleep(asyncio.ensure_future(self._store.wait(self._queues, self._poll)))
         except StoreUnavailable as error:
-            log.warning("no news, the store can't be reached: %s", error)
+            if self._complaint.is_due(error):
+                log.warning("no news, the store can't be reached: %s", error)
         await self._slow_down(began)
 
     async def _slow_down(self, began: float) -> None:

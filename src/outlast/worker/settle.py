@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from outlast.errors import StoreError, StoreUnavailable
 from outlast.hooks import tell
 from outlast.job import Failure, dead
+from outlast.worker.side import Complaint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -47,6 +48,7 @@ class Settling:
         """Told when the store can't be reached."""
         self.reached: Callable[[], object] = _nothing
         """Told when it can be reached again."""
+        self._complaint = Complaint(clock)
         self._store = store
         self._clock = clock
         self._hooks = hooks
@@ -91,7 +93,10 @@ class Settling:
                 break
             except StoreUnavailable as error:
                 self.struck(error)
-                log.warning("%d verdicts wait, the store can't be reached: %s", len(batch), error)
+                if self._complaint.is_due(error):
+                    log.warning(
+                        "%d verdicts wait, the store can't be reached: %s", len(batch), error
+                    )
                 await self._clock.sleep(pause)
                 pause = min(pause * 2, 1.0)
             except StoreError:
@@ -100,6 +105,7 @@ class Settling:
                 await self._one_by_one(batch, error)
                 return
         if pause > FIRST_PAUSE:
+            self._complaint.over()
             self.reached()
         self.settled(batch)
         for refused in lost:

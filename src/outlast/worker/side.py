@@ -21,12 +21,15 @@ if TYPE_CHECKING:
     from outlast.clock import Clock
     from outlast.store import Store
 
-__all__ = ["Outage", "Side"]
+__all__ = ["Complaint", "Outage", "Side"]
 
 log = logging.getLogger(__name__)
 
 PATIENCE = 2.0
 """Leases after which a store that was given up is not expected to come back by itself."""
+
+COMPLAIN_AGAIN = 60.0
+"""Seconds until a failure that goes on in the same words is told again."""
 
 
 class Outage:
@@ -81,6 +84,30 @@ class Outage:
         if late or jumped:
             self.strike()
         return now >= self._quiet_until
+
+
+class Complaint:
+    """Says of something that is tried again and again that it fails: at once, then once in a while.
+
+    An outage of a night is not to fill the disk with a line a second.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._last = ""
+        self._again_at = 0.0
+
+    def is_due(self, error: StoreUnavailable) -> bool:
+        """Whether this failure is to be told."""
+        now, text = self._clock.monotonic(), str(error)
+        if text == self._last and now < self._again_at:
+            return False
+        self._last, self._again_at = text, now + COMPLAIN_AGAIN
+        return True
+
+    def over(self) -> None:
+        """It went well: the next failure is news."""
+        self._last = ""
 
 
 class Side:

@@ -48,6 +48,8 @@ def _innermost(error: BaseException) -> BaseException:
     for _ in range(5):
         several = getattr(error, "exceptions", None)
         inner = several[-1] if several else getattr(error, "exception", None)
+        if inner is None and error.args:
+            inner = error.args[0]  # as pika wraps it when no address at all could be reached
         if not isinstance(inner, BaseException):
             break
         error = inner
