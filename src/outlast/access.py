@@ -173,8 +173,8 @@ def ledger_of(store: Store) -> Ledger:
     if Feature.INSPECT not in store.features:
         raise Unsupported(
             f"{store.url} can't look jobs up, wait for them or cancel them; "
-            "keep what must be asked about in a store that can, such as sqlite, which may hold the"
-            " records= of a broker"
+            "keep what must be asked about in a store that can, such as sqlite; RabbitMQ can with"
+            " records= (docs/rabbitmq.md)"
         )
     return cast("Ledger", store)
 

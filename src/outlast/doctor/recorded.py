@@ -29,7 +29,7 @@ async def together(
     shown = redact(address.records or "")
     both = Finding(
         id="RM10",
-        severity=Severity.OK,
+        severity=Severity.NOTE,
         read=f"messages on the broker: {_class(broker)}; records in {shown}: {_class(records)}",
         means="a job is accepted when it is recorded; a message that is lost is sent again",
     )

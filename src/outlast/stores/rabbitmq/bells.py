@@ -38,8 +38,9 @@ __all__ = ["MOST", "Bells"]
 
 _log = logging.getLogger(__name__)
 
-MOST = 256
-"""Bells of a line that are on their way at once: each wakes a worker, which takes all it can."""
+MOST = 32
+"""Bells of a line that are on their way at once: each wakes a worker, which takes all it can. More
+would cost a producer in a hurry half of its pace, and wake nobody sooner who is not rung anyway."""
 REST = 0.25
 """Seconds without a claim after which the bells that a busy worker was sent go to others."""
 
