@@ -9,6 +9,7 @@ import stat
 import subprocess
 import sys
 import threading
+import time
 import timeit
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ import pytest
 from outlast import ConfigurationError, StoreUnavailable, lifeline
 from outlast.job import Death
 from outlast.lifeline import Lifeline, SupervisorLock, adopt, dead, forget, write_cause
+from outlast.worker.neighbours import Neighbours
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -362,3 +364,35 @@ def test_what_is_not_ours_in_the_folder_is_no_dead_worker(tmp_path: Path) -> Non
     assert set(found) == {"rubbish", "rubbish inside"}
     assert found["rubbish"].blamed == frozenset()
     assert not (tmp_path / "empty.life").exists()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there everybody looks each time")
+def test_a_look_at_the_neighbours_misses_nobody_who_comes_or_goes(
+    holders: list[subprocess.Popen[bytes]], tmp_path: Path
+) -> None:
+    neighbours = Neighbours()
+    past = time.time() - 60
+
+    def settle() -> None:
+        """As if the folder had last changed a while ago, and somebody had looked since."""
+        nonlocal past
+        past += 1
+        os.utime(tmp_path, (past, past))
+        neighbours.same(tmp_path)
+
+    assert not neighbours.same(tmp_path)
+    settle()
+    assert neighbours.same(tmp_path)
+    process = start(holders, tmp_path, "a")
+    assert not neighbours.same(tmp_path), "one has come"
+    settle()
+    assert neighbours.same(tmp_path)
+    process.kill()
+    process.wait()
+    assert not neighbours.same(tmp_path), "one has died"
+    assert not neighbours.same(tmp_path), "and nobody has seen to it"
+    forget(tmp_path, "a")
+    assert not neighbours.same(tmp_path), "one is gone"
+    settle()
+    assert neighbours.same(tmp_path)
+    neighbours.close()

@@ -61,6 +61,10 @@ class Crew:
         """The claim loop wants to be called when no more than this many wait; -1: not at all."""
         self.call_claims: Callable[[], None] = _nothing
         self.fail: Callable[[BaseException], None] = _raise
+        self.begin: Callable[[], None] = _nothing
+        """Called when claims come and none was held."""
+        self.idle = False
+        """Whether nothing has been done for a while. Read by the side loop."""
         self.closed = False
         self._solo = False
         self._tasks = tasks
@@ -90,6 +94,8 @@ class Crew:
 
     def accept(self, claims: Iterable[Claim]) -> None:
         """Take fresh claims, and start what there is room for."""
+        if not self.held:
+            self.begin()
         for claim in claims:
             job = claim.job
             self.held[job.id] = claim

@@ -14,6 +14,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from outlast.errors import StoreStopped, StoreUnavailable
+from outlast.worker.neighbours import Lookout
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -27,6 +28,14 @@ log = logging.getLogger(__name__)
 
 PATIENCE = 2.0
 """Leases after which a store that was given up is not expected to come back by itself."""
+RARE = 1.5
+"""Seconds between two rounds, at least, where nothing has been done for a while.
+
+An idle processor is slow to wake up, so that waking is most of what an idle worker costs.
+"""
+STEP = 0.5
+"""Rounds that are at least so many seconds apart fall due at whole multiples of it. And so often
+somebody looks whether a process has died."""
 
 COMPLAIN_AGAIN = 60.0
 """Seconds until a failure that goes on in the same words is told again."""
@@ -113,20 +122,26 @@ class Complaint:
 class Side:
     """Runs loops beside the worker's event loop.
 
-    Each is a function that does one round and says how many seconds to wait until the next.
+    Each is a function that does one round and says how many seconds to wait until the next; those
+    are ``least()`` seconds apart at least. ``bury`` is not, and in a thread it is done when another
+    process may have died.
     """
 
     def __init__(
         self,
         open_store: Callable[[], Store],
+        bury: Callable[[Store], Awaitable[float]],
         rounds: Sequence[Callable[[Store], Awaitable[float]]],
+        least: Callable[[], float],
         last: Callable[[Store], Awaitable[None]],
         clock: Clock,
         outage: Outage,
         fail: Callable[[BaseException], Any],
     ) -> None:
         self._open_store = open_store
+        self._bury = bury
         self._rounds = rounds
+        self._least = least
         self._last = last
         self._clock = clock
         self._outage = outage
@@ -200,18 +215,29 @@ class Side:
         store = self._open_store()
         await store.open()
         self._tell_home(self._open)
+        lookout = None
+        if self._loop is not self._home and store.lifelines is not None:
+            lookout = Lookout(store.lifelines, STEP)
         try:
             async with asyncio.TaskGroup() as group:
+                group.create_task(self._repeat(self._bury, store, lookout))
                 for turn in self._rounds:
                     group.create_task(self._repeat(turn, store))
         finally:
+            if lookout is not None:
+                lookout.stop()
             try:
                 await self._last(store)
             except StoreUnavailable as error:
                 log.warning("could not say good-bye to the store: %s", error)
             await store.close()
 
-    async def _repeat(self, turn: Callable[[Store], Awaitable[float]], store: Store) -> None:
+    async def _repeat(
+        self,
+        turn: Callable[[Store], Awaitable[float]],
+        store: Store,
+        lookout: Lookout | None = None,
+    ) -> None:
         failing = False
         while True:
             try:
@@ -225,4 +251,19 @@ class Side:
                     log.warning("the store can't be reached: %s", error)
                 failing = True
                 pause = 0.5
-            await self._clock.sleep(pause)
+            if lookout is not None and not failing:
+                await lookout.change()
+                continue
+            if turn is not self._bury:
+                pause = max(pause, self._least())
+            await self._clock.sleep(_together(self._clock.monotonic(), pause))
+
+
+def _together(now: float, pause: float) -> float:
+    """A long pause ends when those of the others do: to be woken up is most of what a round costs.
+
+    It is a little shorter for that, or longer by next to nothing.
+    """
+    if pause < STEP:
+        return pause
+    return max(0.0, int((now + pause) / STEP + 0.05) * STEP - now)

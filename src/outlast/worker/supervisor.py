@@ -144,10 +144,11 @@ class _Supervisor:
         """Handle one event, or whatever became due meanwhile."""
         now = time.monotonic()
         kills = [child.kill_at for child in self._children if child.kill_at is not None]
-        due = min([*self._due.values(), *kills], default=now + 1.0)
+        moments = [*self._due.values(), *kills]
+        if sys.platform == "win32":
+            moments.append(now + 1.0)  # there, no signal interrupts it
         try:
-            # Never for long, because Windows can't interrupt it for a signal.
-            event = self._events.get(timeout=max(0.0, min(due - now, 1.0)))
+            event = self._events.get(timeout=max(0.0, min(moments) - now) if moments else None)
         except queue.Empty:
             pass  # something is due, or it was a look at the clock
         else:

@@ -25,7 +25,7 @@ __all__ = ["Upkeep"]
 
 log = logging.getLogger(__name__)
 
-SCAN = 0.25
+SCAN = 0.5
 """Seconds between two looks for dead workers on this host."""
 PRUNE, PRUNE_MORE, BITE = 5.0, 0.05, 200
 CENSUS = 60.0

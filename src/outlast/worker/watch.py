@@ -24,7 +24,7 @@ __all__ = ["Watch"]
 
 log = logging.getLogger(__name__)
 
-PERIOD = 0.25
+PERIOD = 0.5
 TOLERATED = 1.0
 """A loop that has not turned for so many seconds counts as blocked."""
 LONGEST = 300.0
@@ -55,21 +55,23 @@ class Watch:
         self._loop = asyncio.get_running_loop()
         self._ident = threading.get_ident()
         self._beat_at = self._looked_at = clock.monotonic()
+        self._pause = 0.0
         self._report_at = TOLERATED
 
-    def beat(self, now: float) -> None:
-        """The event loop turns."""
+    def beat(self, now: float, pause: float = 0.0) -> None:
+        """The event loop turns. For so many seconds it needn't say so again: nothing runs in it."""
         self._beat_at = now
+        self._pause = pause
 
     async def turn(self, store: Store) -> float:
         """Look once."""
         now = self._clock.monotonic()
-        if now - self._looked_at > TOLERATED:
+        if now - self._looked_at > TOLERATED + self._pause:
             # The whole process stood still, so the event loop is not to blame.
             self._beat_at = now
         self._looked_at = now
         blocked = now - self._beat_at
-        if blocked < TOLERATED:
+        if blocked < TOLERATED + self._pause:
             self._report_at = TOLERATED
             return PERIOD
         run = self._on_loop()

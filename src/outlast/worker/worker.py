@@ -20,7 +20,7 @@ from outlast.worker.crew import Crew
 from outlast.worker.processes import WorkerProcesses
 from outlast.worker.renew import Renewal
 from outlast.worker.settle import Settling
-from outlast.worker.side import Outage, Side
+from outlast.worker.side import RARE, Outage, Side
 from outlast.worker.tend import Upkeep
 from outlast.worker.threads import WorkerThreads
 from outlast.worker.watch import Watch
@@ -39,6 +39,10 @@ __all__ = ["Worker"]
 log = logging.getLogger(__name__)
 
 BEAT = 0.25
+LULL = 8
+"""Beats with nothing to do after which they become rare, as all that can wait does."""
+REST = 5.0
+"""Seconds until the next one then, unless there is work before."""
 EXTRA = 1.5
 """Seconds that a run has to clean up after it was cancelled at the end of the grace time."""
 LEAVE = 0.5
@@ -213,12 +217,15 @@ class Worker:
         renewal = Renewal(
             crew, self._lease, self.clock, lambda lost: loop.call_soon_threadsafe(crew.refuse, lost)
         )
-        rounds = [
-            upkeep.bury, renewal.turn, upkeep.recover, upkeep.prune, upkeep.census, upkeep.sign_in
-        ]  # fmt: skip
+        rounds = [renewal.turn, upkeep.recover, upkeep.prune, upkeep.census, upkeep.sign_in]
         if self._on_thread:
             rounds.append(watch.turn)
-        return Side(self._open_store, rounds, upkeep.leave, self.clock, outage, self._fail)
+        # Somebody else's death is as urgent for a worker that has nothing to do.
+        rare = min(RARE, self._lease / 5)
+        return Side(
+            self._open_store, upkeep.bury, rounds, lambda: rare if crew.idle else 0.0,
+            upkeep.leave, self.clock, outage, self._fail,
+        )  # fmt: skip
 
     async def _loops(self, crew: Crew, settling: Settling, claims: Claims, watch: Watch) -> None:
         """Run the loops of the worker's own event loop until it is stopped and drained."""
@@ -283,12 +290,32 @@ class Worker:
         self._quit()
 
     async def _beat(self, crew: Crew, claims: Claims, watch: Watch) -> None:
+        ended, quiet = crew.ended, 0
         while True:
             now = self.clock.monotonic()
-            watch.beat(now)
             claims.pace.measure(now, crew.ended)
             crew.tick(now)
-            await self.clock.sleep(BEAT)
+            quiet = quiet + 1 if crew.ended == ended and not crew.held and not crew.runs else 0
+            ended = crew.ended
+            if quiet < LULL:
+                watch.beat(now)
+                await self.clock.sleep(BEAT)
+                continue
+            await self._rest(crew, watch, now)
+
+    async def _rest(self, crew: Crew, watch: Watch, now: float) -> None:
+        """A beat for a long while, or until there is work."""
+        work: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def begin() -> None:
+            """Before the first job is started, which may block the loop at once."""
+            crew.idle = False
+            watch.beat(self.clock.monotonic())
+            _resolve(work)
+
+        crew.begin, crew.idle = begin, True
+        watch.beat(now, REST)
+        await self._first({work}, REST)
 
     async def _drain(self, crew: Crew) -> None:
         """Let what runs end, then make it end, then leave it."""
