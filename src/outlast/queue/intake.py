@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from outlast.errors import EnqueueUncertain
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from outlast.job import Job
     from outlast.store import Store
@@ -39,8 +39,9 @@ class _Parcel:
 class Intake:
     """Items on their way into the store."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, alike: Callable[[Sequence[Job]], Sequence[Job]]) -> None:
         self._store = store
+        self._alike = alike
         self._waiting: deque[_Parcel] = deque()
         self._sender: asyncio.Task[None] | None = None
         self._alone: set[asyncio.Task[None]] = set()
@@ -110,7 +111,7 @@ class Intake:
             parcel.flight = flight
             jobs += parcel.jobs
         try:
-            await self._store.add(jobs, capacity)
+            await self._store.add(self._alike(jobs), capacity)
         except asyncio.CancelledError:
             flight.cancel()
             for parcel in parcels:

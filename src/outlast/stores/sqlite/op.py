@@ -39,7 +39,9 @@ class Op(Reply[T]):
         jobs: Sequence[Job] | None = None,
         model: Job | None = None,
     ) -> None:
-        super().__init__()
+        # What ``Reply`` does, without a call: one is made for each job of a hundred callers.
+        self.error = self.answer = self.undo = self.reply = None
+        self.told = False
         self.run = run
         self.synced = synced
         self.size = size

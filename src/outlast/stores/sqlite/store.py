@@ -81,6 +81,10 @@ class SqliteStore(Stepped, Joinable, Moved):
         self.lifelines = files.companion(self.path)
         self._vfs = vfs
         self._writer: Writer | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        """The one that added last: whoever runs in it is in the process that opened the store."""
+        self._usual: Job | None = None
+        """The model of the last jobs that were plain."""
         self._reader: Reader | None = None
         self._bell: Bell | None = None
         self._ballast = files.Ballast(files.companion(self.path))
@@ -154,6 +158,7 @@ class SqliteStore(Stepped, Joinable, Moved):
 
     def _shut(self) -> None:
         writer, reader, bell = self._writer, self._reader, self._bell
+        self._loop = None
         self._writer = self._reader = None
         if writer is None or reader is None or bell is None or self._pid != os.getpid():
             self._bell = None
@@ -168,15 +173,21 @@ class SqliteStore(Stepped, Joinable, Moved):
     # -- the protocol
 
     async def add(self, jobs: Sequence[Job], capacity: int | None = None) -> Sequence[Added]:
-        writer, op = self._writing(), self._add_op(jobs, capacity)
-        reply: asyncio.Future[Sequence[Added]] = asyncio.get_running_loop().create_future()
+        writer, op = self._writer, self._add_op(jobs, capacity)
+        loop = asyncio.get_running_loop()
+        if writer is None or loop is not self._loop:
+            writer = self._writing()
+            self._loop = loop
+        reply: asyncio.Future[Sequence[Added]] = loop.create_future()
         op.reply = reply
         writer.submit(op)
         return await reply
 
     def _add_op(self, jobs: Sequence[Job], capacity: int | None) -> Op[Sequence[Added]]:
         model = check_jobs(jobs)
-        if model is not None and capacity is None and is_plain(model):
+        if model is not None and model is not self._usual and is_plain(model):
+            self._usual = model
+        if model is not None and model is self._usual and capacity is None:
             return Op(None, True, len(jobs), jobs, model)
         run = partial(self._adding, jobs=jobs, capacity=capacity)
         return Op(run, True, len(jobs), jobs)
