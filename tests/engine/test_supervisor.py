@@ -147,7 +147,7 @@ async def test_a_crash_loop_is_slowed_down(service: Service) -> None:
         for _ in range(3):
             await app.tasks["poison"].enqueue()
         service.start(concurrency=1)
-        wait_until(lambda: service.stderr.count("ended (exit code 137)") == 6, 30)
+        wait_until(lambda: service.stderr.count("ended (exit code 137)") == 6, 100)
     pauses = [
         line.split()[-2] for line in service.stderr.splitlines() if "ended (exit code 137)" in line
     ]
