@@ -135,6 +135,8 @@ def test_c30(tmp_path: Path) -> None:
         children += [fork(lambda: consume(db, journal)) for _ in range(2)]
         until(lambda: len(noted(journal)["settled"]) > 20, 60.0, "items are settled")
         for number in range(rounds):
+            said = journal.stat().st_size
+            until(lambda size=said: journal.stat().st_size > size, 60.0, "they go on")  # type: ignore[misc]
             linger(dice.uniform(0.0, 0.05))
             for child in children:
                 child.freeze()
@@ -143,11 +145,12 @@ def test_c30(tmp_path: Path) -> None:
                 copied(db, tmp_path / f"{number}-{index}", damage)
                 for index, damage in enumerate((None, zeroed, cut_off))
             ]
-            for child in children:
-                child.send(signal.SIGCONT)
+            # They stand still meanwhile: else there is more to judge each time, and no end to it.
             for index, copy in enumerate(copies):
                 asyncio.run(judge(copy, before, damaged=index > 0))
                 shutil.rmtree(copy.parent)
+            for child in children:
+                child.send(signal.SIGCONT)
             assert all(child.alive for child in children)
     finally:
         for child in children:

@@ -136,8 +136,8 @@ TITLES = {
     ),
     "cases": (
         "The cases from the field, in full",
-        "Each of the reported faults with the counts and waits in which it was reported: C01, C07,"
-        " C09, C11, C22, C27, C30, C32, C34, C36, C38, C40, C42, C49, C53 (OUTLAST_FULL_CASES=1).",
+        "Each of the reported faults with the counts and waits in which it was reported, one file"
+        " of tests/cases after the other (OUTLAST_FULL_CASES=1).",
     ),
     "sim": (
         "Deterministic simulation",

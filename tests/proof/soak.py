@@ -135,6 +135,7 @@ RIGS: dict[str, Rig] = {
     "nth": Rig("tests.proof.nth", _failures, 1.0),
     "calls": Rig("tests.proof.calls", _calls, 1.0),
     "flips": Rig("tests.proof.faults", lambda seed: ["flip-bits"], 0.25),
+    "cases": Rig("tests.proof.cases", lambda seed: [], 0.25),
     "mutants": Rig("tests.proof.mutants", lambda seed: [], 1.0),
     "sim": Rig("tests.proof.sim", lambda seed: [], 2.0),
 }
@@ -156,7 +157,7 @@ def run_piece(name: str, seed: int, budget: float) -> Line:
         cwd=ROOT,
         capture_output=True,
         check=False,
-        timeout=budget * 3 + 600,
+        timeout=budget * 3 + 3600,
     )
     numbers: dict[str, Any] = {}
     if done.returncode == 0:
