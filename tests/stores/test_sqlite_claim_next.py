@@ -14,6 +14,7 @@ from tests.engine.rig import until
 from outlast.errors import StoreClosed
 from outlast.job import Death, Status, give_back, retry
 from outlast.store import Feature
+from outlast.stores.sqlite.writer import GROUP
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -203,6 +204,26 @@ async def test_enough_before_the_writer_has_come_to_it(
     await until(lambda: writer._roused)
     busy.go_on()
     await soon(renewing)
+    assert await soon(task) == []
+
+
+async def test_enough_while_others_fill_the_next_transaction(
+    store: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = await start(store, job())
+    (await parked(store)).cancel()
+    writer, enough = store._writer, never()
+    busy = Busy(writer, monkeypatch)
+    renewing = [asyncio.ensure_future(store.renew([running], 5.0))]
+    await busy.begun()
+    renewing.append(asyncio.ensure_future(store.renew([running] * GROUP, 5.0)))
+    await until(lambda: writer._waiting)
+    task = asyncio.ensure_future(claim(store, enough=enough))
+    await until(lambda: len(writer._waiting) == 2)
+    enough.cancel()
+    await until(lambda: writer._roused)
+    busy.go_on()
+    await asyncio.wait(renewing)
     assert await soon(task) == []
 
 
