@@ -96,7 +96,11 @@ async def full_disk(folder: Path) -> Seen:
     seen.notes["ended while full"] = ended
     seen.notes["errors while settling"] = len(stage.errors) - errors
     filler.unlink()
-    seen.notes["adds after"] = len(await stage.add([stage.job()]))
+    began = time.monotonic()
+    while not (added := await stage.add([stage.job()])) and time.monotonic() - began < 60:
+        await asyncio.sleep(0.001)
+    seen.notes["microseconds until an add"] = round((time.monotonic() - began) * 1e6)
+    seen.notes["adds after"] = len(added)
     await stage.drain()
     await seen.judge(stage, witness)
     await store.close()

@@ -252,6 +252,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--acts", default="add_one_by_one,claim_and_settle")
     parser.add_argument("--kinds", default="", help="operations that fail, by comma; else all")
+    parser.add_argument("--skip", type=int, default=0, help="so many of the loops")
     parser.add_argument("--points", type=int, default=1_000_000)
     parser.add_argument("--stride", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
@@ -262,7 +263,7 @@ def main() -> None:
     total = sweep(
         acts,
         told.seed,
-        loops=[loop for loop in ENDLESS_LOOPS if loop.kind in kinds],
+        loops=[loop for loop in ENDLESS_LOOPS if loop.kind in kinds][told.skip :],
         most=told.points,
         stride=told.stride,
         budget=told.budget,

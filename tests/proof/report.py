@@ -134,6 +134,11 @@ TITLES = {
         "Deliberate breakages of the store and the worker, each run against the tests that are"
         " meant to see it; besides those written by hand, some made by rule from the source.",
     ),
+    "bounds": (
+        "What takes how long at worst",
+        "F8 to F11: repeats where nothing fails, recoveries, the end of a worker, a full disk; the"
+        " 99th percentile of the samples against its limit.",
+    ),
     "cases": (
         "The cases from the field, in full",
         "Each of the reported faults with the counts and waits in which it was reported, one file"
@@ -159,6 +164,7 @@ COUNTS = {
     "calls": ("points", "hit", "acknowledged"),
     "flips": ("flips", "harmless", "buried", "damaged", "unnoticed"),
     "mutants": ("planted", "caught"),
+    "bounds": ("samples",),
     "cases": ("passed", "failed"),
     "sim": ("seeds", "dense", "steps", "hours", "years", "acknowledged", "explained", "zombies"),
 }
@@ -192,6 +198,7 @@ WORDS = {
     "hours": "simulated hours of the dense ones",
     "years": "simulated years of the others",
     "zombies": "workers that woke up after their lease had gone to somebody else",
+    "samples": "samples",
     "loops": "loops over one kind of failure begun",
     "clean": "of these run until the path went through without reaching the failure",
 }
@@ -323,7 +330,11 @@ def _section(kind: str, lines: Sequence[Line]) -> list[str]:
 def _variants(kind: str, lines: Sequence[Line]) -> list[str]:
     """For cuts: each setting by itself, those that are meant to lose included. And each path."""
     if kind in ("replay", "nth", "calls"):
-        return _paths(COUNTS[kind][0], lines)
+        return _paths(kind, lines)
+    if kind == "bounds":
+        return _bounds(lines)
+    if kind == "cases":
+        return _cases(lines)
     if kind not in ("cut", "cut-postgres", "cut-redis"):
         return []
     by_load: dict[str, list[Line]] = defaultdict(list)
@@ -342,17 +353,87 @@ def _variants(kind: str, lines: Sequence[Line]) -> list[str]:
     return table
 
 
-def _paths(count: str, lines: Sequence[Line]) -> list[str]:
+def _paths(kind: str, lines: Sequence[Line]) -> list[str]:
     """Each path through the store by itself."""
+    count = COUNTS[kind][0]
     by_acts: dict[str, list[Line]] = defaultdict(list)
     for line in lines:
         by_acts[str(line.numbers.get("acts", ""))].append(line)
-    table = ["", f"| path | {WORDS[count]} | lost | broken |", "| --- | --- | --- | --- |"]
+    whole = {"nth": "loops run clean", "calls": "of all there are"}.get(kind, "")
+    head = f"| path | {WORDS[count]} | lost | broken |"
+    rule = "| --- | --- | --- | --- |"
+    table = ["", head + f" {whole} |" * bool(whole), rule + " --- |" * bool(whole)]
     for acts, some in sorted(by_acts.items()):
         lost, broken = _losses(some)
         path = acts.replace(",", ", ").replace("_", " ") or "(not noted)"
-        cells = f"{_sum(some, count):,.0f} | {lost} | {sum(broken.values())}"
-        table.append(f"| {path} | {cells} |")
+        cells = f"{_sum(some, count):,.0f} | {lost} | {sum(broken.values())} |"
+        row = f"| {path} | {cells}"
+        if kind == "nth":
+            row += f" {_clean(some)} |"
+        if kind == "calls":
+            row += f" {_swept(some)} |"
+        table.append(row)
+    return table
+
+
+def _option(line: Line, name: str) -> str:
+    """What a piece's command says after an option."""
+    words = line.command.split()
+    return words[words.index(name) + 1] if name in words else ""
+
+
+def _clean(lines: Sequence[Line]) -> str:
+    """Kinds of failure that were tried at every point until the path went through clean."""
+    clean: dict[str, set[int]] = {}
+    for line in lines:
+        first = int(_option(line, "--skip") or 0)
+        done = clean.setdefault(_option(line, "--kinds"), set())
+        done.update(range(first, first + int(line.number("clean"))))
+    return f"{sum(map(len, clean.values()))} of {LOOPS}"
+
+
+LOOPS = 13
+"""Kinds of failure in a sweep: ``nth.ENDLESS_LOOPS``."""
+
+
+def _swept(lines: Sequence[Line]) -> str:
+    """How many of a path's calls were struck by the newest pieces of each part."""
+    parts = {_option(line, "--part"): line for line in lines if not _is_short(line, lines)}
+    there = [int(line.number("of")) for line in lines if line.number("of")]
+    struck = sum(int(line.number("points")) for line in parts.values())
+    return f"{min(struck, there[-1]):,} of {there[-1]:,}" if there else f"{struck:,}"
+
+
+def _is_short(line: Line, lines: Sequence[Line]) -> bool:
+    """Whether another piece of the same part struck more."""
+    part, points = _option(line, "--part"), line.number("points")
+    return any(_option(each, "--part") == part and each.number("points") > points for each in lines)
+
+
+def _bounds(lines: Sequence[Line]) -> list[str]:
+    """Each promise with what was measured last."""
+    last = {each["name"]: each for line in lines for each in line.numbers.get("bounds", [])}
+    table = [
+        "",
+        "| figure | samples | median | 99 % | worst | at most |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for each in sorted(last.values(), key=lambda each: str(each["name"])):
+        values = [each["p50"], each["p99"], each["worst"], each["limit"]]
+        cells = " | ".join(f"{value:g} {each['unit']}" for value in values)
+        table.append(f"| {each['name']} | {each['samples']:,} | {cells} |")
+    return table
+
+
+def _cases(lines: Sequence[Line]) -> list[str]:
+    """The verdict on each file."""
+    last = {str(line.numbers["case"]): line for line in lines if "case" in line.numbers}
+    if not last:
+        return []
+    table = ["", "| case | passed | failed | minutes |", "| --- | --- | --- | --- |"]
+    for case, line in sorted(last.items()):
+        cells = f"{line.number('passed'):g} | {line.number('failed'):g} | {line.seconds / 60:.1f}"
+        table.append(f"| {case.upper().replace('_', ' ', 1).replace('_', ' ')} | {cells} |")
     return table
 
 

@@ -135,6 +135,7 @@ RIGS: dict[str, Rig] = {
     "nth": Rig("tests.proof.nth", _failures, 1.0),
     "calls": Rig("tests.proof.calls", _calls, 1.0),
     "flips": Rig("tests.proof.faults", lambda seed: ["flip-bits"], 0.25),
+    "bounds": Rig("tests.proof.bounds", lambda seed: [], 0.25, root=True),
     "cases": Rig("tests.proof.cases", lambda seed: [], 0.25),
     "mutants": Rig("tests.proof.mutants", lambda seed: [], 1.0),
     "sim": Rig("tests.proof.sim", lambda seed: [], 2.0),
