@@ -96,6 +96,7 @@ class Figures:
         return {
             "bounds": [each.told() for each in self.figures],
             "samples": sum(len(each.samples) for each in self.figures),
+            "load": round(os.getloadavg()[1], 1),
             "broken": broken,
             "stories": self.stories + stories,
             "seed": seed,

@@ -411,17 +411,21 @@ def _is_short(line: Line, lines: Sequence[Line]) -> bool:
 
 
 def _bounds(lines: Sequence[Line]) -> list[str]:
-    """Each promise with what was measured last."""
-    last = {each["name"]: each for line in lines for each in line.numbers.get("bounds", [])}
+    """Each promise with what was measured last, and how busy the machine was meanwhile."""
+    last = {
+        each["name"]: {"load": line.numbers.get("load", "?"), **each}
+        for line in lines
+        for each in line.numbers.get("bounds", [])
+    }
     table = [
         "",
-        "| figure | samples | median | 99 % | worst | at most |",
-        "| --- | --- | --- | --- | --- | --- |",
+        "| figure | samples | median | 99 % | worst | at most | load |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     for each in sorted(last.values(), key=lambda each: str(each["name"])):
         values = [each["p50"], each["p99"], each["worst"], each["limit"]]
         cells = " | ".join(f"{value:g} {each['unit']}" for value in values)
-        table.append(f"| {each['name']} | {each['samples']:,} | {cells} |")
+        table.append(f"| {each['name']} | {each['samples']:,} | {cells} | {each['load']} |")
     return table
 
 
