@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import threading
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.engine.rig import Rig, until
+from tests.fakes import FakeClock
 
 from outlast import Hooks, JobCancelled, JobFailed, Status, current
 from outlast.worker import watch
@@ -230,3 +232,22 @@ async def test_even_a_run_that_blocks_the_loop_can_see_that_it_is_cancelled(rig:
     async with rig.worker(renew_on="thread", lease=0.3):
         with pytest.raises(JobCancelled):
             await handle.result(60)
+
+
+async def test_a_loop_that_waits_for_its_store_is_not_called_blocked(
+    rig: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = FakeClock()
+    crew: Any = SimpleNamespace(runs={})
+    looking = watch.Watch(crew, clock, None, (), worker="w", grace=1.0, kill=None)
+
+    async def look() -> None:
+        for _ in range(20):
+            clock.advance(watch.PERIOD)
+            await looking.turn(rig.store)
+
+    await look()
+    assert "has blocked the event loop" not in caplog.text
+    looking.beat(clock.monotonic())
+    await look()
+    assert "has blocked the event loop" in caplog.text

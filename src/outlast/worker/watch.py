@@ -55,19 +55,24 @@ class Watch:
         self._loop = asyncio.get_running_loop()
         self._ident = threading.get_ident()
         self._beat_at = self._looked_at = clock.monotonic()
+        self._begun = False
         self._pause = 0.0
         self._report_at = TOLERATED
 
     def beat(self, now: float, pause: float = 0.0) -> None:
-        """The event loop turns. For so many seconds it needn't say so again: nothing runs in it."""
+        """The event loop turns. For so many seconds it needn't say so again: nothing runs in it.
+
+        Before the first time nothing is held against it.
+        """
+        self._begun = True
         self._beat_at = now
         self._pause = pause
 
     async def turn(self, store: Store) -> float:
         """Look once."""
         now = self._clock.monotonic()
-        if now - self._looked_at > TOLERATED + self._pause:
-            # The whole process stood still, so the event loop is not to blame.
+        if not self._begun or now - self._looked_at > TOLERATED + self._pause:
+            # It waits for its store, or the whole process stood still: the loop is not to blame.
             self._beat_at = now
         self._looked_at = now
         blocked = now - self._beat_at
