@@ -72,7 +72,7 @@ class SystemChance:
 
     def uuid7(self) -> str:
         # RFC 9562, 6.2, method 3: twelve bits below the millisecond keep the order.
-        stamp = int(time.time() * 4_096_000)
+        stamp = time.time_ns() * 4096 // 1_000_000
         if stamp <= self._last:
             stamp = self._last + 1
         self._last = stamp

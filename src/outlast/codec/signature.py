@@ -6,7 +6,6 @@ import hashlib
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
-from msgspec import defstruct
 
 from outlast.codec.containers import wire_bytes
 from outlast.codec.kinds import Kind, Misfit
@@ -41,9 +40,9 @@ class Signature:
     """
 
     __slots__ = (
-        "_by_keyword", "_by_position", "_exact", "_kinds", "_label", "_loads", "_max_bytes",
-        "_max_depth", "_places", "_record", "_required", "_result", "_room", "_shown", "_unsure",
-        "_whole", "decode_result", "encode_result",
+        "_by_keyword", "_by_position", "_kinds", "_label", "_loads", "_max_bytes", "_max_depth",
+        "_places", "_required", "_result", "_room", "_shown", "_unsure", "_whole",
+        "decode_result", "encode_result",
     )  # fmt: skip
 
     def __init__(
@@ -75,10 +74,6 @@ class Signature:
         )
         # Where no keyword is a must, as many arguments as positions are all there can be.
         self._whole = -1 if found.required - set(found.by_position) else len(found.by_position)
-        # Arguments that are their own wire form, as a struct, take less time than as a dict.
-        fit = self._whole >= 0 and not any(name.startswith("__") for name in found.by_position)
-        self._exact = tuple(kinds[name].exact for name in found.by_position) if fit else (None,)
-        self._record = defstruct("Arguments", found.by_position if fit else (), gc=False)
         result = ItemCodec(
             found.result,
             max_bytes=max_bytes,
@@ -95,17 +90,6 @@ class Signature:
         another type than annotated, or one that JSON would change; and if the payload is larger
         or nests deeper than the limits.
         """
-        if not kwargs and tuple(map(type, args)) == self._exact:
-            try:
-                data = wire_bytes(self._record(*args))
-            except UnicodeError:
-                pass  # the long way finds out which it is
-            else:
-                if len(data) <= self._max_bytes:
-                    return data
-        return self._encode_any(args, kwargs)
-
-    def _encode_any(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
         tree: dict[str, Any] = {}
         name = ""
         try:
