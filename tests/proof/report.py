@@ -16,7 +16,7 @@ __all__ = ["Line", "read_lines", "render", "write_report"]
 
 WEAKER = (
     *("outlast-process", "outlast-memory", "outlast-tmpfs", "plain-normal", "plain-off"),
-    *("postgres-process", "plain-postgres-async"),
+    *("postgres-process", "plain-postgres-async", "rabbit-classic"),
     *("redis-everysec", "redis-no", "redis-rdb", "redis-none"),
 )
 """Settings that ask for less than power."""
@@ -115,6 +115,11 @@ TITLES = {
         "The same under a private server, its folder on the file system that is cut, for each"
         " setting of what it keeps: what loses nothing is what doctor calls power.",
     ),
+    "cut-rabbit": (
+        "Real power cuts under RabbitMQ",
+        "The same under a private broker: the store's quorum queues, and beside them the client"
+        " alone, each message confirmed, on a quorum queue and on a durable classic one.",
+    ),
     "nth": (
         "N-th failure",
         "One read, write, sync, truncation, creation or deletion fails (EIO, a full disk, half a"
@@ -160,6 +165,7 @@ COUNTS = {
     "cut": ("rounds", "empty", "acknowledged"),
     "cut-postgres": ("rounds", "empty", "acknowledged"),
     "cut-redis": ("rounds", "empty", "acknowledged"),
+    "cut-rabbit": ("rounds", "empty", "acknowledged"),
     "nth": ("points", "loops", "clean", "errors", "acknowledged"),
     "calls": ("points", "hit", "acknowledged"),
     "flips": ("flips", "harmless", "buried", "damaged", "unnoticed"),
@@ -335,7 +341,7 @@ def _variants(kind: str, lines: Sequence[Line]) -> list[str]:
         return _bounds(lines)
     if kind == "cases":
         return _cases(lines)
-    if kind not in ("cut", "cut-postgres", "cut-redis"):
+    if kind not in ("cut", "cut-postgres", "cut-redis", "cut-rabbit"):
         return []
     by_load: dict[str, list[Line]] = defaultdict(list)
     for line in lines:

@@ -81,6 +81,7 @@ SERVER_LOADS = (
     *("postgres-power", "postgres-role-off", "postgres-power", "postgres-process"),
     *("plain-postgres", "plain-postgres-async"),
 )
+BROKER_LOADS = ("rabbit-outlast", "rabbit-outlast", "rabbit-quorum", "rabbit-classic")
 PARTS = 4
 DEEDS = ("--rounds", "1000000", "--beside", "4")
 LOADS = (
@@ -131,6 +132,9 @@ RIGS: dict[str, Rig] = {
     ),
     "cut-redis": Rig(
         *("tests.proof.cut_redis", _unshared(REDIS_LOADS), 0.5), root=True, server="redis-server"
+    ),
+    "cut-rabbit": Rig(
+        "tests.proof.cut_rabbit", _unshared(BROKER_LOADS), 0.25, root=True, server="rabbitmq-server"
     ),
     "nth": Rig("tests.proof.nth", _failures, 1.0),
     "calls": Rig("tests.proof.calls", _calls, 1.0),
