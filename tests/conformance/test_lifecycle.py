@@ -101,11 +101,10 @@ async def test_many_open_at_once(place: Place) -> None:
 
 
 async def test_what_is_known_of_a_store(store: FullStore, place: Place) -> None:
-    assert store.durability == (
-        Durability.MEMORY if place.kind.endswith("memory") else Durability.PROCESS
-    )
-    assert store.url.startswith(f"{place.kind}://")
-    assert (store.lifelines is None) == (place.kind == "memory")
+    broker, _, kind = place.kind.rpartition("+")
+    assert store.durability == (Durability.MEMORY if kind == "memory" else Durability.PROCESS)
+    assert store.url.startswith("amqp://" if broker else f"{kind}://")
+    assert (store.lifelines is None) == (kind == "memory")
     assert isinstance(store, Direct)
 
 
