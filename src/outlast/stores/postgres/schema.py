@@ -238,7 +238,7 @@ async def migrate(
         if version == 0 and not create:
             raise StoreUnavailable(
                 f"there is no outlast schema {names.schema!r} in this database: check the URL, or"
-                " make it first (--create, or create=True)"
+                " make it first (outlast migrate --create, or create=True)"
             )
         async with connection.transaction(isolation="read_committed"):
             number = lock_number(names.schema, "migrate")

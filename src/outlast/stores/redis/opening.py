@@ -165,8 +165,8 @@ async def prepare(
             if await _is_used(connection):
                 return
             raise StoreUnavailable(
-                f"there is no store at {shown}; check the URL, or allow creating it (--create, or"
-                " create=True)"
+                f"there is no store at {shown}; check the URL, or allow creating it"
+                " (outlast migrate --create, or create=True)"
             )
         await ask(connection, "HSETNX", key, "run", run)
         await ask(connection, "HSETNX", key, "schema", SCHEMA)

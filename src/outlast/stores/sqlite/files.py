@@ -179,7 +179,7 @@ def refuse_lost_log(path: str) -> None:
 def _missing(path: str) -> StoreUnavailable:
     return StoreUnavailable(
         f"there is no store at {path}; check the URL, or allow creating it"
-        " (--create, or create=True)"
+        " (outlast migrate --create, or create=True)"
     )
 
 
