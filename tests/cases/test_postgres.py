@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import random
 import statistics
 import time
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import asyncpg
 import pytest
 from tests.cases.rig import FULL, Rig, scaled
+from tests.cases.ticks import one_job_a_tick
 from tests.proof.patience import linger
 from tests.servers import PostgresServer, PostgresStandby
 from tests.stores.proxy import proxied
@@ -50,36 +49,10 @@ async def ask(server: PostgresServer, text: str, *values: Any) -> Any:
 
 
 def test_c19(tmp_path: Path, server: PostgresServer) -> None:
-    """C19: several who see the same tick make a task each, or a killed one's tick is lost.
-
-    What leases and keys do for it: whoever makes the job of a tick gives it the tick as its key.
-    """
+    """C19: several who see the same tick make a task each, or a killed one's tick is lost."""
     rig = Rig(tmp_path, server.url(schema="c19"))
-    dice = random.Random(19)
     try:
-        workers = [rig.start("-c", "2", "--lease", "2") for _ in range(scaled(5, 3))]
-        rig.until_up()
-        made: list[str] = []
-        with ThreadPoolExecutor(5) as schedulers:
-            for tick in range(scaled(120, 6)):
-
-                def fire(_: int, key: str = f"tick {tick}") -> str:
-                    return rig.enqueue(("nap", 0.001), key=key)[0]
-
-                ids = set(schedulers.map(fire, range(5)))
-                assert len(ids) == 1, "one record a tick"
-                made += ids
-                if tick % scaled(5, 3) == 2:
-                    rig.kill(workers.pop(dice.randrange(len(workers))))
-                    workers.append(rig.start("-c", "2", "--lease", "2"))
-                linger(scaled(1.0, 0.0))
-        rig.until_ended(made, 120.0)
-        assert len(set(made)) == len(made)
-        assert rig.statuses(made) == {Status.DONE: len(made)}
-        jobs = rig.ledger(lambda ledger: ledger.find(limit=1000))
-        assert sorted(job.id for job in jobs) == sorted(made)
-        for job in jobs:
-            assert job.attempt == 1 or job.crashes, "twice only from the hands of a killed worker"
+        one_job_a_tick(rig)
     finally:
         rig.close()
 

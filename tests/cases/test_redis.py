@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
+import sys
 import threading
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.cases.rig import Rig, scaled
+from tests.cases.rig import ROOT, Rig, scaled
 from tests.cases.test_c09_stop_signal import test_c09 as test_c09
 from tests.cases.test_c38_repeats import (
     test_c38_again_while_remembered as test_c38_again_while_remembered,
@@ -16,6 +19,7 @@ from tests.cases.test_c38_repeats import test_c38_fifty_at_once as test_c38_fift
 from tests.cases.test_c40_lanes import test_c40 as test_c40
 from tests.cases.test_c42_cancelled import test_c42_claimed_ahead as test_c42_claimed_ahead
 from tests.cases.test_c42_cancelled import test_c42_delayed as test_c42_delayed
+from tests.cases.ticks import one_job_a_tick
 from tests.proof.patience import linger
 from tests.servers import RedisServer
 
@@ -100,6 +104,40 @@ def test_c15(rig: Rig) -> None:
     rig.until_ended(ids, 60.0)
     assert rig.starts(ids) == [1] * 10
     assert rig.run(lambda app: app.store.depth("default")).delayed == many
+
+
+def test_c19(rig: Rig) -> None:
+    """C19: several who see the same tick make a task each, or a killed one's tick is lost."""
+    one_job_a_tick(rig)
+
+
+def test_c51(rig: Rig, server: RedisServer) -> None:
+    """C51: the password is shown in a message, a log, or a listing; and an argument unescaped."""
+    secret = "S3cr3t!pw"
+    server.say("CONFIG", "SET", "requirepass", secret)
+    right = server.url().replace("//", f"//:{secret}@")
+    rig.url = right
+    (shown,) = rig.enqueue(("until", "<script>\x1b[31m"))
+    away = right.replace(f":{server.port}", ":1")
+    said = ""
+    for url, fits in ((right, True), (right.replace("pw@", "pw2@"), False), (away, False)):
+        for words in (["status"], ["show", shown], ["doctor"]):
+            done = subprocess.run(
+                [sys.executable, "-X", "dev", "-m", "outlast", *words],
+                cwd=ROOT,
+                env={**os.environ, "OUTLAST_URL": url},
+                capture_output=True,
+                text=True,
+                timeout=120,
+                check=False,
+            )
+            assert (done.returncode == 0) is fits, done.stderr
+            said += done.stdout + done.stderr
+    assert "127.0.0.1" in said
+    assert "<script>" in said
+    assert "\x1b[31m" not in said
+    for form in (secret, "S3cr3t%21pw"):
+        assert form not in said
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
