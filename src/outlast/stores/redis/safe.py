@@ -106,8 +106,10 @@ class Safe:
             self._came.clear()
             while self._calls:
                 many = len(self._calls)
-                async with asyncio.timeout(PATIENCE):  # its error is an OSError: a lost line
-                    sure = await self._ask(connection, wait)
+                sure = await self._ask(connection, wait, write=True)
+                # Not with another write, which the sync that comes next could miss as well.
+                while not sure and not self._is_late(self._calls[0]):
+                    sure = await self._ask(connection, wait, write=False)
                 for _ in range(many):
                     ops = self._calls.popleft()
                     if not sure:
@@ -115,15 +117,21 @@ class Safe:
                     deliver(ops)
             self._empty()
 
-    async def _ask(self, connection: AbstractConnection, wait: Wait) -> bool:
-        await connection.send_command("EVAL", _WRITE, 1, self._prefix, check_health=False)
+    async def _ask(self, connection: AbstractConnection, wait: Wait, *, write: bool) -> bool:
+        async with asyncio.timeout(PATIENCE + ASK_FOR):  # its error is an OSError: a lost line
+            return await self._answer(connection, wait, write)
+
+    async def _answer(self, connection: AbstractConnection, wait: Wait, write: bool) -> bool:
+        if write:
+            await connection.send_command("EVAL", _WRITE, 1, self._prefix, check_health=False)
         milliseconds = int(ASK_FOR * 1000)
         if wait.synced:
             words: Sequence[Any] = ("WAITAOF", 1, wait.replicas, milliseconds)
         else:
             words = ("WAIT", wait.replicas, milliseconds)
         await connection.send_command(*words, check_health=False)
-        await connection.read_response(disable_decoding=True)
+        if write:
+            await connection.read_response(disable_decoding=True)
         found: Any = await connection.read_response(disable_decoding=True)
         if wait.synced:
             return bool(found[0] >= 1 and found[1] >= wait.replicas)
@@ -131,13 +139,16 @@ class Safe:
 
     def _give_up(self, ops: Sequence[Op[Any]], wait: Wait) -> list[Op[Any]]:
         """Those that have waited long enough; the others are asked for again."""
-        late = asyncio.get_running_loop().time() - PATIENCE
-        told = [op for op in ops if op.since < late]
+        told = [op for op in ops if self._is_late([op])]
         for op in told:
             op.error = self._unknown(op, _why(wait))
-        if kept := [op for op in ops if op.since >= late]:
+        if kept := [op for op in ops if op not in told]:
             self._calls.append(kept)
         return told
+
+    def _is_late(self, ops: Sequence[Op[Any]]) -> bool:
+        late = asyncio.get_running_loop().time() - PATIENCE
+        return any(op.since < late for op in ops)
 
 
 def _why(wait: Wait) -> str:
