@@ -154,7 +154,9 @@ def _sync(facts: Mapping[str, str], wish: Wish) -> Finding:
 
 def _waits(facts: Mapping[str, str], wish: Wish) -> Finding:
     has, fsync = facts.get("waitaof") == "1", facts.get("appendfsync")
-    shown = facts.get("tried") or ("WAITAOF is there" if has else "no WAITAOF before Redis 7.2")
+    shown = facts.get("tried") or (
+        "WAITAOF is there" if has else "no WAITAOF to rely on (Redis 7.2)"
+    )
     if has and wish.file and fsync != "always" and facts.get("synced") == "0":
         return Finding(
             id="RD3", severity=ERROR, read=shown, durability=Durability.PROCESS,
