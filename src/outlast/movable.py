@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal, Protocol
 
 from msgspec import Struct
 
@@ -91,7 +91,6 @@ class Arrival(Struct, frozen=True, kw_only=True):
     keyless: int = 0
 
 
-@runtime_checkable
 class Movable(Protocol):
     """Stores whose jobs can be moved, or that can take in those of another.
 

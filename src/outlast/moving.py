@@ -22,6 +22,7 @@ from outlast.chance import SystemChance
 from outlast.clock import SystemClock
 from outlast.errors import MoveRefused, StoreError, StoreMoved, Unsupported
 from outlast.movable import Departure, Movable
+from outlast.store import offers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -102,7 +103,7 @@ class _Mover:
         bite: int,
     ) -> None:
         for store in (source, target):
-            if not isinstance(store, Movable):
+            if not offers(store, Movable):
                 raise Unsupported(
                     f"jobs can't be moved from or to {store.url}: that goes with sqlite://,"
                     " postgresql:// and redis://"

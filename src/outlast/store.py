@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import Flag, IntEnum, auto
-from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 from msgspec import Struct
 
@@ -11,9 +11,11 @@ from outlast.job import Depth
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from concurrent.futures import Future
     from pathlib import Path
+
+    from typing_extensions import TypeIs
 
     from outlast.job import Added, Claim, Death, Job, Lost, Progress, Status, Step, Verdict
 
@@ -31,7 +33,10 @@ __all__ = [
     "Store",
     "Transaction",
     "WorkerInfo",
+    "offers",
 ]
+
+T = TypeVar("T")
 
 Cancelled = Literal["cancelled", "requested", "ended", "missing"]
 """What ``Ledger.cancel`` did: at once, asked of the worker, too late, or no such job."""
@@ -201,7 +206,14 @@ class Store(Protocol):
         ...
 
 
-@runtime_checkable
+def offers(store: object, protocol: Callable[..., T]) -> TypeIs[T]:
+    """Whether it does what an optional protocol asks, by itself or by a store behind it.
+
+    ``isinstance`` doesn't ask ``__getattr__``, as of Python 3.12.
+    """
+    return all(hasattr(store, name) for name in vars(protocol) if name[0] != "_")
+
+
 class Direct(Protocol):
     """The same promises for callers that can't await: each call blocks, with or without a loop.
 
@@ -245,7 +257,6 @@ class Direct(Protocol):
         ...
 
 
-@runtime_checkable
 class Stepping(Protocol):
     """Where ``Feature.STEPS`` is set: pieces of a job that are done once, and events.
 
@@ -334,7 +345,6 @@ class Transaction(Protocol):
         ...
 
 
-@runtime_checkable
 class Joining(Protocol):
     """Where ``Feature.JOIN`` is set: work inside the user's own transactions."""
 
@@ -404,7 +414,6 @@ class WorkerInfo(Struct, frozen=True, kw_only=True):
     """Name and version of the library that serves the store in that process."""
 
 
-@runtime_checkable
 class Ledger(Protocol):
     """Inspection, where ``Feature.INSPECT`` is set: for people, handles and the command line."""
 

@@ -11,7 +11,7 @@ from tests.conformance.steps import add, ids, job, start, take
 
 from outlast.errors import StoreClosed
 from outlast.job import Claim, Death, Status, done
-from outlast.store import Direct, Durability, WorkerInfo
+from outlast.store import Direct, Durability, WorkerInfo, offers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -105,7 +105,7 @@ async def test_what_is_known_of_a_store(store: FullStore, place: Place) -> None:
     assert store.durability == (Durability.MEMORY if kind == "memory" else Durability.PROCESS)
     assert store.url.startswith("amqp://" if broker else f"{kind}://")
     assert (store.lifelines is None) == (kind == "memory")
-    assert isinstance(store, Direct)
+    assert offers(store, Direct)
 
 
 async def test_its_url_opens_the_same_jobs(store: FullStore, place: Place) -> None:

@@ -8,7 +8,7 @@ import pytest
 from tests.conformance.steps import OOPS, add, job, start, take
 
 from outlast.job import DAY, Death, Status, Step, cancelled, dead, done, give_back, retry
-from outlast.store import Feature, Stepping
+from outlast.store import Feature, Stepping, offers
 
 if TYPE_CHECKING:
     from tests.conformance.conftest import Place
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def steps(store: FullStore) -> Stepping:
     if Feature.STEPS not in store.features:
         pytest.skip("this store keeps no steps")
-    assert isinstance(store, Stepping)
+    assert offers(store, Stepping)
     return store
 
 
@@ -39,7 +39,7 @@ async def test_remembered_for_the_next_run(store: FullStore, steps: Stepping, pl
     assert steps.remember_now(claim, Step(name="two", digest=b"2", result=b""))
     await store.settle([retry(claim, 0, OOPS)])
     store = await place.reopen()
-    assert isinstance(store, Stepping)
+    assert offers(store, Stepping)
     again, *_ = await take(store)
     found = sorted(await store.recall(again), key=lambda step: step.name)
     assert found == [
@@ -130,7 +130,7 @@ async def test_a_thousand(store: FullStore, steps: Stepping) -> None:
 
 async def test_namespaces_are_apart(store: FullStore, steps: Stepping, place: Place) -> None:
     other = await place.open("other")
-    assert isinstance(other, Stepping)
+    assert offers(other, Stepping)
     claim, its = await start(store, job("a")), await start(other, job("a"))
     await steps.remember(claim, Step(name="one", result=b"x"))
     assert await known(other, its) == {}

@@ -15,7 +15,7 @@ from outlast.chance import SeededChance
 from outlast.clock import SystemClock
 from outlast.execution import Means, execute
 from outlast.running import Current
-from outlast.store import Ledger
+from outlast.store import Ledger, offers
 from outlast.worker import Worker
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ class Rig:
 
     @property
     def ledger(self) -> Ledger:
-        assert isinstance(self.store, Ledger)
+        assert offers(self.store, Ledger)
         return self.store
 
     async def job(self, id: str) -> Job:

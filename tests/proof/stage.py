@@ -20,7 +20,7 @@ from outlast.job import (
     give_back,
     retry,
 )
-from outlast.store import Ledger
+from outlast.store import Ledger, offers
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -74,7 +74,7 @@ class Stage:
 
     @property
     def ledger(self) -> Ledger:
-        assert isinstance(self.store, Ledger)
+        assert offers(self.store, Ledger)
         return self.store
 
     def job(self, *, size: int = 0, **fields: Any) -> Job:

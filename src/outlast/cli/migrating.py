@@ -6,6 +6,7 @@ import click
 
 from outlast.cli.target import Target, store_options
 from outlast.errors import StoreUnavailable
+from outlast.store import offers
 from outlast.stores.versions import Versioned, Versions
 
 __all__ = ["migrate"]
@@ -27,7 +28,7 @@ def migrate(target: Target, check: bool, create: bool) -> None:
 
     async def run() -> tuple[Versions, Versions] | None:
         store = target.connect(create=create)
-        if not isinstance(store, Versioned):
+        if not offers(store, Versioned):
             return None
         before = await store.versions()
         if before.found == 0 and not create:

@@ -14,7 +14,7 @@ from outlast.cli.secrets import has_password, redact
 from outlast.cli.suggest import did_you_mean, listed
 from outlast.errors import DurabilityError, JobNotFound
 from outlast.movable import Movable
-from outlast.store import Durability
+from outlast.store import Durability, offers
 from outlast.stores import connect
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ class Target:
 
 async def moved_to(store: Store) -> str | None:
     """Where else the store's jobs are now, or None: an empty count is then no good news."""
-    if isinstance(store, Movable) and (mark := await store.departure()) is not None:
+    if offers(store, Movable) and (mark := await store.departure()) is not None:
         return f"were moved to {mark.to}, or are on their way: look there"
     return None
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from outlast.doctor.report import Finding, Report, Severity
 from outlast.errors import DurabilityError, StoreMoved, Unsupported
 from outlast.movable import Movable
+from outlast.store import offers
 from outlast.stores import connect, redact
 from outlast.stores.urls import parse
 
@@ -69,7 +70,7 @@ async def look_over(store: Store) -> Sequence[str]:
     the rest out with each connection; nothing more is asked of it here, where its password isn't
     known.
     """
-    if isinstance(store, Movable) and (mark := await store.departure()) is not None:
+    if offers(store, Movable) and (mark := await store.departure()) is not None:
         raise StoreMoved(
             f"the jobs of {store.url} were moved to {mark.to}, or are on their way: start workers"
             " there, with the URL of the app changed"

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from outlast.doctor.report import Finding, Severity
 from outlast.movable import Movable
+from outlast.store import offers
 
 if TYPE_CHECKING:
     from outlast.store import Ledger
@@ -44,7 +45,7 @@ async def waiting(store: Ledger) -> list[Finding]:
                 remedy="start a worker with the code, or with -q QUEUE",
             )
         )
-    if isinstance(store, Movable) and (mark := await store.departure()) is not None:
+    if offers(store, Movable) and (mark := await store.departure()) is not None:
         findings.append(
             Finding(
                 id="JOBS3",

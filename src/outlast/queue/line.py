@@ -21,7 +21,7 @@ from outlast.queue.holds import Holds
 from outlast.queue.intake import Intake
 from outlast.queue.settling import Settling
 from outlast.queue.supply import Supply
-from outlast.store import Direct
+from outlast.store import Direct, offers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -74,7 +74,7 @@ class Line:
         self.store = store
         self.name = name
         self.codec = codec
-        self.direct: Direct | None = store if isinstance(store, Direct) else None
+        self.direct: Direct | None = store if offers(store, Direct) else None
         self.each = commit == "each"
         self.pays = ack == "get"
         self.maxsize = maxsize

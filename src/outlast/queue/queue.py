@@ -19,7 +19,7 @@ from outlast.queue.pump import Pump
 from outlast.queue.puts import Puts
 from outlast.queue.using import Item, Items
 from outlast.queue.window import Fifo
-from outlast.store import Direct, Feature, Ledger
+from outlast.store import Direct, Feature, Ledger, offers
 from outlast.stores import connect
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class Queue(asyncio.Queue[T]):
             check_codec(codec)
         clock, chance = clock or SystemClock(), chance or SystemChance()
         store = connect(url, namespace=namespace, durability=durability, clock=clock, chance=chance)
-        if commit == "each" and not isinstance(store, Direct):
+        if commit == "each" and not offers(store, Direct):
             raise Unsupported(f"{store.url} can only be awaited: use commit='group'")
         needs = self._needs | (Feature.CAPACITY if 0 < maxsize < inf else Feature(0))
         if missing := needs & ~store.features:
@@ -307,7 +307,7 @@ class Queue(asyncio.Queue[T]):
         """Delete all items that wait, for all processes; how many. What somebody holds stays."""
         line = self._line
         await line.open()
-        if not isinstance(line.store, Ledger):
+        if not offers(line.store, Ledger):
             raise Unsupported(f"{line.store.url} can't delete items: take them out by get()")
         await line.supply.land()
         line.supply.give_back()

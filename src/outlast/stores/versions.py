@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 from msgspec import Struct
 
@@ -23,7 +23,6 @@ class Versions(Struct, frozen=True):
         return max(0, self.known - self.found)
 
 
-@runtime_checkable
 class Versioned(Protocol):
     """A store that has a schema."""
 

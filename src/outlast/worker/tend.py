@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, cast
 
 from outlast.lifeline import dead, forget
 from outlast.movable import Movable
-from outlast.store import Feature, Ledger, WorkerInfo
+from outlast.store import Feature, Ledger, WorkerInfo, offers
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -92,7 +92,7 @@ class Upkeep:
 
         And if it is at the wrong place, since all jobs were moved to another.
         """
-        if isinstance(store, Movable) and (mark := await store.departure()) is not None:
+        if offers(store, Movable) and (mark := await store.departure()) is not None:
             log.warning(
                 "the jobs of %s are on their way to %s: this worker gets nothing more; stop it, "
                 "and start it there", store.url, mark.to,

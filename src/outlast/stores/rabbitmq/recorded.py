@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 from outlast.errors import Unsupported
 from outlast.movable import Movable
-from outlast.store import Direct, Feature, Ledger
+from outlast.store import Direct, Feature, Ledger, offers
 from outlast.stores.news import WORK, News
 from outlast.stores.rabbitmq.bells import Bells
 
@@ -268,7 +268,7 @@ class RecordedStore:
 
     @property
     def _direct(self) -> Direct:
-        if not isinstance(self.records, Direct):
+        if not offers(self.records, Direct):
             raise Unsupported(f"{self.records.url} can only be awaited")
         return self.records
 
