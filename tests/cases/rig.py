@@ -123,7 +123,8 @@ class Rig:
         if not self.log.exists():
             return []
         found = []
-        for line in self.log.read_text().splitlines():
+        whole, _, _ = self.log.read_text().rpartition("\n")  # the last may be under way
+        for line in whole.splitlines():
             word, its_id, attempt, pid, at = line.split()
             if word == what and id in (None, its_id):
                 found.append(Said(word, its_id, int(attempt), int(pid), float(at)))

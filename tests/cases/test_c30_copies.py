@@ -70,7 +70,8 @@ def consume(db: Path, journal: Path) -> None:
 
 def noted(journal: Path) -> dict[str, set[str]]:
     found: dict[str, set[str]] = {"added": set(), "taken": set(), "settled": set()}
-    for line in journal.read_text().splitlines():
+    whole, _, _ = journal.read_text().rpartition("\n")  # the last line may be under way
+    for line in whole.splitlines():
         word, id = line.split()
         found[word].add(id)
     return found

@@ -119,7 +119,9 @@ class Service:
     def lines(self, what: str, id: str | None = None) -> list[tuple[str, int, int]]:
         """Which jobs started or ended: id, attempt and process."""
         path = self.folder / "log.txt"
-        rows = [line.split() for line in path.read_text().splitlines()] if path.exists() else []
+        text = path.read_text() if path.exists() else ""
+        whole, _, _ = text.rpartition("\n")  # the last line may be under way
+        rows = [line.split() for line in whole.splitlines()]
         return [(r[1], int(r[2]), int(r[3])) for r in rows if r[0] == what and id in (None, r[1])]
 
     def has_started(self, id: str, times: int) -> bool:
