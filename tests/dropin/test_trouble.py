@@ -431,7 +431,11 @@ async def test_a_store_that_cant_delete_says_so(
 ) -> None:
     queue: Any = queues.queue()
     await queue.put(1)
-    monkeypatch.setattr("outlast.queue.queue.Ledger", EnqueueUncertain)
+
+    class WhatNoStoreIs:
+        def brew_tea(self) -> None: ...
+
+    monkeypatch.setattr("outlast.queue.queue.Ledger", WhatNoStoreIs)
     with pytest.raises(Unsupported, match="can't delete"):
         await queue.purge()
     assert queue.qsize() == 1

@@ -53,12 +53,14 @@ def prepare(
         _log.warning("%s", why)
     if not is_there:
         files.make(path)
+        files.prepare_companion(path)
     connect = partial(schema.connect, path, required, vfs)
     connection = connect()
     try:
-        # Only now: what is not a store of ours gets no folder beside it, nor any advice.
-        files.prepare_companion(path)
-        files.tell_of_readers(path)
+        if is_there:
+            # Only now: what is no store of ours gets no folder beside it, nor any advice.
+            files.prepare_companion(path)
+            files.tell_of_readers(path)
         schema.migrate(connection, path, store_id)
         _note_restart(connection)
     finally:
