@@ -16,6 +16,9 @@ FOUND = [
     (1000033, "dense"),  # a job got again by who still ran it went back and lost its lane
     (1000077, "dense"),
     (3000241, "dense"),
+    (7002805, "dense"),  # the same: those three don't show it since idle workers sleep
+    (7003213, "dense"),
+    (7006970, "dense"),
     (2000145, "dense"),  # the simulation's own: a request that arrives twice is a fault as well
     (5000011, "sparse"),  # and a worker must not start while the others sleep
 ]
