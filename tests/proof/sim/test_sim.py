@@ -16,7 +16,7 @@ FOUND = [
     (1000033, "dense"),  # a job got again by who still ran it went back and lost its lane
     (1000077, "dense"),
     (3000241, "dense"),
-    (7002805, "dense"),  # the same: those three don't show it since idle workers sleep
+    (7002805, "dense"),  # the same: since idle workers sleep, none of those shows it
     (7003213, "dense"),
     (7006970, "dense"),
     (2000145, "dense"),  # the simulation's own: a request that arrives twice is a fault as well
