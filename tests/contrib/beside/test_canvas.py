@@ -47,6 +47,36 @@ async def test_chains_groups_and_chords(pair: Pair) -> None:
     assert left.startswith(b"*0"), left
 
 
+async def test_groups_within_groups(pair: Pair) -> None:
+    """What the body gets is what Celery 5.7's own workers give it, on Redis."""
+    s = pair.s
+
+    def one(number: int) -> Any:
+        return s("add", number, 0, immutable=True)
+
+    two = chain(one(1), group(one(2), one(3)))
+    deep = chain(one(5), group(one(2), chain(one(6), group(one(7), one(8)))))
+    works: list[tuple[Any, Any]] = [
+        # A group right in a header is unrolled, from its end.
+        (chord([group(one(1), one(2)), one(3)], s("say")), [2, 1, 3]),
+        (chain(one(1), group(group(one(2), one(3)), one(4)), s("say")), [3, 2, 4]),
+        # One that is the end of a member is a list in the list.
+        (chord([two, one(4)], s("say")), [[2, 3], 4]),
+        (chord([one(4), two], s("say")), [4, [2, 3]]),
+        (chord([chord([one(1), one(2)], s("say")), one(4)], s("say")), [[[1, 2], {}], 4]),
+        (chord([chain(group(one(1), one(2)), group(one(3), one(4))), one(5)], s("say")),
+         [[3, 4], 5]),
+        (chain(one(1), group(deep, one(4)), s("say")), [[2, [7, 8]], 4]),
+    ]  # fmt: skip
+    # Whoever begins it: here a callback, whose signatures have no ids yet.
+    late = chord([two, one(4)], s("say").set(task_id="late"))
+    async with pair.app.worker():
+        for work, expected in works:
+            assert await pair.done(work) == [expected, {}], work
+        await pair.apply(s("add", 1, 1, immutable=True).set(link=[late]))
+        assert await pair.get("late") == [[[2, 3], 4], {}]
+
+
 async def test_links_and_error_links(pair: Pair) -> None:
     link = pair.s("add", 1).set(task_id="the-link")
     errback = pair.s("say", "so").set(task_id="the-errback")

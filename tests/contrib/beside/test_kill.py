@@ -6,7 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from celery import chain, chord, signature
+from celery import chain, chord, group, signature
 from tests.contrib.beside.pair import shapes
 from tests.contrib.beside.workers import Workers
 
@@ -66,3 +66,14 @@ def test_killed_once(step: str, theirs: Workers, ours: Workers, producer: Produc
     assert max(ran.values()) <= 2
     if step == "in the run":
         assert max(ran.values()) == 2
+
+
+def test_groups_within_groups_whoever_counts(
+    theirs: Workers, ours: Workers, producer: Producer
+) -> None:
+    """A chord that our worker begins, and of which Celery's may meet the last part."""
+    inner = chain(s("theirs.double"), group(s("ours.add", 10), s("theirs.double")))
+    work = chain(s("ours.add", 1, 2), group(inner, s("theirs.double")), s("theirs.give"))
+    ours.ours()
+    ids = [producer.ask(apply=work) for _ in range(5)]
+    assert [producer.get(id_) for id_ in ids] == [[[[[16, 12], 6]], {}]] * 5

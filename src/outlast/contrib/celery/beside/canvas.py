@@ -7,17 +7,16 @@ messages get ids that follow from the call's own, so that a repeat makes the sam
 from __future__ import annotations
 
 import uuid
+from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from msgspec import Raw, Struct, convert
 from msgspec.structs import replace
 
 from outlast.contrib.celery.beside.bodies import Refused
+from outlast.contrib.celery.beside.errors import exception
 from outlast.contrib.celery.beside.wire import Call
-
-if TYPE_CHECKING:
-    from outlast.job import Failure
 
 __all__ = [
     "End",
@@ -27,8 +26,6 @@ __all__ = [
     "failed",
     "following",
     "joined",
-    "of_error",
-    "of_failure",
     "succeeded",
     "under_way",
 ]
@@ -59,11 +56,13 @@ class Part(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Whose end it was."""
 
 
-class Size(Struct, frozen=True, kw_only=True):
+class Size(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How many parts a chord has that is begun here."""
 
     group: str
     count: int
+    shape: Any = None
+    """How Celery notes a result of groups within groups; None if it is a plain list."""
 
 
 class End(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -86,10 +85,11 @@ class _Made:
         self.parent = parent
         self.calls: list[Call] = []
         self.sizes: list[Size] = []
+        self._ids = 0
 
     def new_id(self) -> str:
-        count = len(self.calls) + len(self.sizes)
-        return str(uuid.uuid5(SEED, f"{self.parent.id}/{self.parent.retries}/{count}"))
+        self._ids += 1
+        return str(uuid.uuid5(SEED, f"{self.parent.id}/{self.parent.retries}/{self._ids}"))
 
 
 def succeeded(call: Call, value: Any, raw: Raw, done: str) -> End:
@@ -140,9 +140,6 @@ def failed(call: Call, state: str, error: dict[str, Any], trace: str | None, don
     return End(results=results, sizes=made.sizes, calls=made.calls, parts=parts)
 
 
-_PLAIN = (str, int, float, bool, type(None))
-
-
 def following(call: Call, args: list[Any]) -> _Made:
     """The callbacks and the next step of a call that has returned."""
     made = _Made(call)
@@ -154,9 +151,9 @@ def following(call: Call, args: list[Any]) -> _Made:
     return made
 
 
-def joined(part: Part, members: Sequence[Any]) -> End:
+def joined(part: Part, members: Sequence[Any], shape: Any = None) -> End:
     """After the last part of a chord: its body, or its failure. ``members`` as Celery keeps them:
-    ``[1, id, state, result]``.
+    ``[1, id, state, result]``; and the ``shape`` that was noted when it began, if one was.
     """
     body = _signature(part.body)
     made = _Made(replace(part.parent, id=part.group, retries=0))
@@ -164,8 +161,19 @@ def joined(part: Part, members: Sequence[Any]) -> End:
         if state in ("FAILURE", "REVOKED"):
             return _broken(part, body, str(id_), result, made)
     values = [result for _, _, _, result in members]
+    try:
+        if shape is not None:
+            values = _laid({str(id_): result for _, id_, _, result in members}, shape)
+    except (KeyError, TypeError, ValueError, RecursionError):
+        pass  # it isn't about these parts: they come in a row
     _apply(body, [values], made, {})
     return End(sizes=made.sizes, calls=made.calls)
+
+
+def _laid(values: Mapping[str, Any], shape: Any) -> Any:
+    """The results as Celery's own tuples have them: ``[[id, parent], children]``."""
+    (id_, _), children = shape
+    return values[id_] if children is None else [_laid(values, one) for one in children]
 
 
 def _broken(part: Part, body: _Signature, id_: str, result: Any, made: _Made) -> End:
@@ -187,33 +195,6 @@ def _broken(part: Part, body: _Signature, id_: str, result: Any, made: _Made) ->
         parent=None,
     )
     return failed(call, "FAILURE", error, None, "")
-
-
-def exception(kind: str, message: Any, module: str) -> dict[str, Any]:
-    """An exception as Celery's results have it."""
-    return {"exc_type": kind, "exc_message": [message], "exc_module": module}
-
-
-def of_error(error: BaseException) -> dict[str, Any]:
-    """What a task raised. Arguments that are no plain values travel as their text."""
-    kind = type(error)
-    args = [one if isinstance(one, _PLAIN) else repr(one)[:1000] for one in error.args]
-    return {"exc_type": kind.__qualname__, "exc_message": args, "exc_module": kind.__module__}
-
-
-def of_failure(failure: Failure | None) -> dict[str, Any]:
-    """How a job ended that could not say so itself."""
-    if failure is None:
-        return exception("TaskRevokedError", "revoked", "celery.exceptions")
-    if failure.kind in ("cancelled", "expired"):
-        said = "expired" if failure.kind == "expired" else "terminated"
-        return exception("TaskRevokedError", said, "celery.exceptions")
-    if failure.kind == "timeout":
-        return exception("TimeLimitExceeded", failure.message, "billiard.exceptions")
-    if failure.kind in ("crash", "lost"):
-        return exception("WorkerLostError", failure.message, "billiard.exceptions")
-    module, _, name = failure.type.rpartition(".")
-    return exception(name or "Exception", failure.message, module or "builtins")
 
 
 def _parts(call: Call, state: str, result: Any) -> list[Part]:
@@ -335,25 +316,28 @@ def _apply_chain(sig: _Signature, args: list[Any], made: _Made, given: dict[str,
 
 
 def _apply_group(sig: _Signature, args: list[Any], made: _Made, given: dict[str, Any]) -> None:
-    tasks = [_signature(one) for one in _list(sig.kwargs.get("tasks"))]
     if given.get("chain"):
         # What follows a group waits for all of it.
         *later, body = given["chain"]
         _apply_chord(_chord_of(sig, _signature(body)), args, made, {**given, "chain": later})
         return
     group = str(sig.options.get("task_id") or made.new_id())
-    chord = given.get("chord")
-    if chord is not None:
-        group = str(given.get("group_id") or group)
-    for index, task in enumerate(tasks):
-        _apply(task, args, made, {"group_id": group, "group_index": index, "chord": chord})
+    chord = given.get("chord") or sig.options.get("chord")
+    for index, task in enumerate(_unrolled(sig.kwargs.get("tasks"))):
+        whole = group
+        if chord is not None:
+            # They are parts of what this group as a whole is one of. Where that is told to the
+            # group as the body of a chord, it is the chord's own header; the members know better.
+            known = (one.get("group_id") for one in (given, task.options, sig.options))
+            whole = str(next(filter(None, known), group))
+        _apply(task, args, made, {"group_id": whole, "group_index": index, "chord": chord})
 
 
 def _apply_chord(sig: _Signature, args: list[Any], made: _Made, given: dict[str, Any]) -> None:
     header = sig.kwargs.get("header")
     body = _signature(sig.kwargs.get("body"))
     listed = header.get("kwargs", {}).get("tasks") if isinstance(header, Mapping) else header
-    tasks = [_signature(one) for one in _list(listed)]
+    members = _unrolled(listed)
     options = dict(body.options)
     ends = {name: given.get(name) for name in ("chord", "group_id", "group_index")}
     options |= {name: one for name, one in ends.items() if one is not None}
@@ -365,12 +349,15 @@ def _apply_chord(sig: _Signature, args: list[Any], made: _Made, given: dict[str,
     if not options.get("task_id"):
         options["task_id"] = str(sig.options.get("task_id") or made.new_id())
     told = _told(replace(body, options=options))
-    if not tasks:
+    if not members:
         _apply(_signature(told), [[]], made, {})
         return
     named = header.get("options", {}).get("task_id") if isinstance(header, Mapping) else None
     group = str(named or made.new_id())
-    made.sizes.append(Size(group=group, count=sum(map(_count, tasks))))
+    tasks, shapes = _frozen(members, made, {"group_id": group, "chord": told})
+    nested = any(children is not None for _, children in shapes)
+    shape = [[group, None], shapes] if nested else None
+    made.sizes.append(Size(group=group, count=sum(map(_count, tasks)), shape=shape))
     for index, task in enumerate(tasks):
         given = {"group_id": group, "group_index": index, "chord": told}
         _apply(task, args, made, given)
@@ -379,11 +366,60 @@ def _apply_chord(sig: _Signature, args: list[Any], made: _Made, given: dict[str,
 def _count(sig: _Signature) -> int:
     """How many parts a member of a chord's header counts for."""
     if sig.subtask_type == "group":
-        return sum(_count(_signature(one)) for one in _list(sig.kwargs.get("tasks")))
+        return sum(map(_count, _unrolled(sig.kwargs.get("tasks"))))
     if sig.subtask_type == "chain":
         tasks = _list(sig.kwargs.get("tasks"))
         return _count(_signature(tasks[-1])) if tasks else 0
+    if sig.subtask_type == "chord":
+        return _count(_signature(sig.kwargs.get("body")))
     return 1
+
+
+def _unrolled(tasks: Any) -> list[_Signature]:
+    """Members of a group; those of a group in it in the order that Celery's own unrolling has."""
+    waiting = deque(map(_signature, _list(tasks)))
+    found = []
+    while waiting:
+        task = waiting.popleft()
+        if task.subtask_type == "group":
+            waiting.extendleft(map(_signature, _list(task.kwargs.get("tasks"))))
+        else:
+            found.append(task)
+    return found
+
+
+def _frozen(
+    tasks: Sequence[_Signature], made: _Made, ends: dict[str, Any]
+) -> tuple[Sequence[_Signature], Sequence[Any]]:
+    """Members of a group in the header of a chord, and what Celery notes of their results.
+
+    Whoever runs them, the tasks whose ends are parts know it, and have ids.
+    """
+    found = [_end(task, made, ends | {"group_index": at}) for at, task in enumerate(tasks)]
+    return [task for task, _ in found], [shape for _, shape in found]
+
+
+def _end(sig: _Signature, made: _Made, ends: dict[str, Any]) -> tuple[_Signature, Any]:
+    kind, id_ = sig.subtask_type, sig.options.get("task_id")
+    if kind == "chain" and (steps := _list(sig.kwargs.get("tasks"))):
+        last, shape = _end(_heir(_signature(steps[-1]), id_), made, ends)
+        return replace(sig, kwargs=sig.kwargs | {"tasks": [*steps[:-1], _told(last)]}), shape
+    if kind == "chord":
+        body, shape = _end(_heir(_signature(sig.kwargs.get("body")), id_), made, ends)
+        return replace(sig, kwargs=sig.kwargs | {"body": _told(body)}), shape
+    id_ = str(id_ or made.new_id())
+    options = sig.options | ends | {"task_id": id_}
+    if kind != "group":
+        return replace(sig, options=options), [[id_, None], None]
+    tasks, shapes = _frozen(_unrolled(sig.kwargs.get("tasks")), made, ends)
+    kwargs = sig.kwargs | {"tasks": list(map(_told, tasks))}
+    return replace(sig, options=options, kwargs=kwargs), [[id_, None], shapes]
+
+
+def _heir(last: _Signature, id_: Any) -> _Signature:
+    """The last of a whole has the id of the whole, if it has none of its own."""
+    id_ = last.options.get("task_id") or id_
+    return replace(last, options=last.options | {"task_id": id_}) if id_ else last
 
 
 _KINDS = {"chain": _apply_chain, "group": _apply_group, "chord": _apply_chord}

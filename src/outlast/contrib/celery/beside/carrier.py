@@ -91,8 +91,10 @@ class Backend(Protocol):
         """Write states that are not the last, but never in place of one that is."""
         ...
 
-    async def part(self, part: Part) -> Sequence[Any] | None:
-        """Count a part of a chord. All of them if it is complete and ours to go on with."""
+    async def part(self, part: Part) -> tuple[Sequence[Any], Any] | None:
+        """Count a part of a chord. All of them if it is complete and ours to go on with; and the
+        shape that was noted for their results, or None.
+        """
         ...
 
     async def finish(self, group: str) -> None:

@@ -291,7 +291,7 @@ class RpcBackend:
     async def note(self, results: Sequence[Result]) -> None:
         """Nothing: messages can't be kept from overtaking the one with the result."""
 
-    async def part(self, part: Part) -> Sequence[Any] | None:
+    async def part(self, part: Part) -> tuple[Sequence[Any], Any] | None:
         log.error(
             "chord %s: rpc:// can't count its parts, with Celery's workers neither; use a Redis "
             "as result backend", part.group,

@@ -125,7 +125,7 @@ end
 # Celery's own keys and its own claim on the end of a chord, so that its workers and ours can be
 # members of one. A claim of ours is known by what it leads to, so a repeat finds it to be its own.
 PART = """
-local jkey, tkey, skey, dkey, ckey = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local jkey, tkey, skey, dkey, ckey, shape = unpack(KEYS)
 local tid, value, score, expires, hold, token = unpack(ARGV)
 if redis.call('GET', ckey) == 'done' then return false end
 local member = tid .. ':' .. score
@@ -141,7 +141,7 @@ local more = redis.call('GET', tkey) or 0
 if not size or redis.call('ZCARD', jkey) ~= tonumber(size) + tonumber(more) then return false end
 if redis.call('SET', ckey, token, 'NX', 'EX', hold) or redis.call('GET', ckey) == token then
     redis.call('EXPIRE', ckey, hold)
-    return redis.call('ZRANGE', jkey, 0, -1)
+    return {redis.call('GET', shape), redis.call('ZRANGE', jkey, 0, -1)}
 end
 return false
 """
@@ -343,6 +343,9 @@ class RedisBackend:
                 for size in sizes:
                     pipe.delete(self._group(size.group, ".c"))
                     pipe.set(self._group(size.group, ".s"), size.count, ex=self._expires or None)
+                    if size.shape is not None:
+                        noted = _json({"result": size.shape})
+                        pipe.set(self._group(size.group, ""), noted, ex=self._expires or None)
                 for result in results:
                     key = self._key_of(result)
                     document = _json(result.document)
@@ -355,14 +358,17 @@ class RedisBackend:
         with self._link.mapped():
             await self._note(keys=[self._key_of(result) for result in results], args=told)
 
-    async def part(self, part: Part) -> Sequence[Any] | None:
-        keys = [self._group(part.group, end) for end in (".j", ".t", ".s", ".d", ".c")]
+    async def part(self, part: Part) -> tuple[Sequence[Any], Any] | None:
+        keys = [self._group(part.group, end) for end in (".j", ".t", ".s", ".d", ".c", "")]
         index = "+inf" if part.index is None else part.index
         value = _json([1, part.id, part.state, part.result])
         told = [part.id, value, index, self._expires, 60, f"{MINE}:{part.id}"]
         with self._link.mapped():
             found = await self._part(keys=keys, args=told)
-        return None if found is None else [_parse(one) for one in found]
+        if found is None:
+            return None
+        noted = None if found[0] is None else _parse(found[0]).get("result")
+        return [_parse(one) for one in found[1]], noted
 
     async def finish(self, group: str) -> None:
         keys = [self._group(group, end) for end in (".j", ".t", ".s", ".d", ".c")]

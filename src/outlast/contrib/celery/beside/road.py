@@ -20,6 +20,7 @@ from outlast.contrib.celery.beside import canvas
 from outlast.contrib.celery.beside.bodies import Refused
 from outlast.contrib.celery.beside.canvas import End
 from outlast.contrib.celery.beside.carrier import open_backend, open_broker
+from outlast.contrib.celery.beside.errors import of_error, of_failure
 from outlast.contrib.celery.beside.intake import Intake
 from outlast.contrib.celery.beside.jobs import Jobs, task_name
 from outlast.contrib.celery.beside.sending import Sender, Sending
@@ -206,7 +207,7 @@ class Road(Hooks):
         """The same for a run that failed, in case it is the last."""
         run = current()
         end = canvas.failed(
-            call, "FAILURE", canvas.of_error(error), describe(error).traceback, self._now()
+            call, "FAILURE", of_error(error), describe(error).traceback, self._now()
         )
         run.then_dead = (*run.then_dead, *self._job_of(end, run.id, run.queue, keep=TOLD))
 
@@ -226,7 +227,7 @@ class Road(Hooks):
             call = msgspec.convert(msgspec.json.decode(job.payload)["call"], Call)
             state = "REVOKED" if job.status == "cancelled" else "FAILURE"
             trace = None if job.failure is None else job.failure.traceback or None
-            end = canvas.failed(call, state, canvas.of_failure(job.failure), trace, self._now())
+            end = canvas.failed(call, state, of_failure(job.failure), trace, self._now())
         except (msgspec.MsgspecError, KeyError, TypeError, Refused) as error:
             log.warning("job %s: nobody can be told of its end: %s", job.id, error)
             return ()
@@ -245,7 +246,7 @@ class Road(Hooks):
         if verdict is None or verdict.kind != "retry" or job.task not in self._tasks:
             return
         if job.failures + 1 < job.max_attempts and verdict.failure is not None:
-            error, trace = canvas.of_failure(verdict.failure), verdict.failure.traceback or None
+            error, trace = of_failure(verdict.failure), verdict.failure.traceback or None
             self._note(job, "RETRY", error, trace)
 
     def _note(self, job: Job, state: str, result: dict[str, Any], trace: str | None) -> None:

@@ -74,10 +74,10 @@ class Sending:
     async def _part(self, part: canvas.Part) -> None:
         if self._backend is None:
             return
-        members = await self._backend.part(part)
-        if members is not None:
+        complete = await self._backend.part(part)
+        if complete is not None:
             # A repeat finds the same parts, makes the same messages, and sends none twice.
-            await self.tell(canvas.joined(part, members))
+            await self.tell(canvas.joined(part, *complete))
             await self._backend.finish(part.group)
 
     async def _write(self) -> None:
