@@ -26,8 +26,10 @@ _AHEAD = (
     " (SELECT count(*) FROM @lines),"
     " ARRAY(SELECT queue FROM @pauses), ARRAY(SELECT queue FROM @bounded)"
 )
+# "state + 0": where rows are named by their numbers, a planner whose statistics are from before
+# the backlog came would else walk through all of the index of that state to find them.
 _PROMOTE = (
-    "WITH p AS (UPDATE @jobs SET state = 1 WHERE state = 0 AND seq = ANY(ARRAY("
+    "WITH p AS (UPDATE @jobs SET state = 1 WHERE state + 0 = 0 AND seq = ANY(ARRAY("
     "SELECT seq FROM @jobs WHERE state = 0 AND due <= $1::float8 ORDER BY due LIMIT $2::int"
     " FOR UPDATE SKIP LOCKED)) RETURNING line) SELECT line, count(*) FROM p GROUP BY line"
 )
@@ -46,13 +48,13 @@ _MERGED = (
     " FOR UPDATE SKIP LOCKED) AS p"
 )
 _CHOSEN = (
-    "SELECT seq FROM @jobs WHERE seq = ANY($1::bigint[]) AND state = 1 LIMIT $2::int"
+    "SELECT seq FROM @jobs WHERE seq = ANY($1::bigint[]) AND state + 0 = 1 LIMIT $2::int"
     " FOR UPDATE SKIP LOCKED"
 )
 _TAKE = (
     "UPDATE @jobs SET state = 3, receipt = $3::bytea, lease = $4::float8, worker = $5::text,"
     " started_at = $6::float8, attempt = attempt + 1,"
-    " fence = greatest(fence + 1, $7::bigint) WHERE seq = ANY(ARRAY({})) AND state = 1"
+    " fence = greatest(fence + 1, $7::bigint) WHERE seq = ANY(ARRAY({})) AND state + 0 = 1"
     f" RETURNING {LIVE}"
 )
 _TAKE_ONE_LINE, _TAKE_MERGED, _TAKE_CHOSEN = map(_TAKE.format, (_ONE_LINE, _MERGED, _CHOSEN))
@@ -66,8 +68,8 @@ _HOLDERS = (
     " AND (state = 3 OR state < 3 AND attempt > 0)"
 )
 _HOLD = (
-    "UPDATE @jobs SET state = 2 WHERE state = 1 AND seq = ANY(ARRAY(SELECT seq FROM @jobs"
-    " WHERE seq = ANY($1::bigint[]) AND state = 1 FOR UPDATE SKIP LOCKED))"
+    "UPDATE @jobs SET state = 2 WHERE state + 0 = 1 AND seq = ANY(ARRAY(SELECT seq FROM @jobs"
+    " WHERE seq = ANY($1::bigint[]) AND state + 0 = 1 FOR UPDATE SKIP LOCKED))"
 )
 _TOPS = (
     "SELECT max(t.priority) FROM unnest($1::int[]) AS l(line), LATERAL (SELECT priority FROM @jobs"
