@@ -10,6 +10,7 @@ import weakref
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from outlast.collected import when_collected
 from outlast.errors import StoreClosed
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ class Bridge:
                     self._watched = True
                 line = self._line = _Line(self._connect())
                 # Holds the line and not the bridge, so that a forgotten app can go.
-                self._end = weakref.finalize(self, line.stop)
+                self._end = when_collected(self, line.stop)
         try:
             line.opened.result()
         except BaseException:

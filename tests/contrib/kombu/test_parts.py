@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import threading
 from typing import TYPE_CHECKING, Any, cast
 
 import kombu
 import pytest
+from celery import Celery
 from hypothesis import given
 from hypothesis import strategies as st
 from kombu.exceptions import OperationalError
+from tests.proof.patience import until
 from tests.servers import PostgresServer, RedisServer, shared
 
 import outlast.contrib.kombu  # noqa: F401  kombu alone reads no entry points before a URL
+from outlast import collected
 from outlast.contrib.kombu.messages import due, encode, job_for
 from outlast.contrib.kombu.names import LONGEST, our_name, their_name
 from outlast.contrib.kombu.places import Places
+from outlast.contrib.kombu.results import OutlastResults
 from outlast.contrib.kombu.shared import Shared
 from outlast.contrib.kombu.shelves import shelf_of
 from outlast.errors import OutlastError, Unsupported
@@ -283,6 +288,22 @@ def test_the_store_is_opened_once_and_closed_with_its_last_user(tmp_path: Path) 
     again = Shared.take(url)
     assert again.shelf.get(["a"]) == [b"1"]
     again.leave()
+
+
+def test_a_result_backend_may_be_collected_while_somebody_holds_the_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The collector runs in any thread, also in the midst of ``take``."""
+    monkeypatch.setattr(collected, "PATIENCE", 0.01)
+    url = f"sqlite:///{tmp_path}/app.db"
+    backend = OutlastResults(Celery(set_as_current=False), url=url)
+    backend.set("a", "1")
+    (shared,) = (each for each in Shared._open.values() if each.store.url == url)
+    with Shared._lock:
+        del backend
+        gc.collect()
+        assert shared in Shared._open.values()
+    until(lambda: shared not in Shared._open.values(), 60.0, "its only user has left")
 
 
 def test_a_claim_on_its_way_goes_back_when_the_store_is_closed(tmp_path: Path) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import weakref
 from typing import TYPE_CHECKING, Any
 
 from celery.backends.base import KeyValueStoreBackend
 from celery.exceptions import ImproperlyConfigured
 from celery.states import PROPAGATE_STATES
 
+from outlast.collected import when_collected
 from outlast.contrib.kombu.shared import NAMESPACE, Shared
 from outlast.stores import redact
 
@@ -55,7 +55,7 @@ class OutlastResults(KeyValueStoreBackend):
         shared = self._shared
         if shared is None or shared.pid != os.getpid():
             shared = self._shared = Shared.take(self.url or "", self._namespace)
-            weakref.finalize(self, shared.leave)
+            when_collected(self, shared.leave)
         return shared.shelf
 
     def get(self, key: str | bytes) -> str | None:
