@@ -383,21 +383,27 @@ def _judged(ground: Ground, folder: Path, jobs: int, deeds: Deeds) -> None:
 def _sweep(
     at: Callable[[Path], Ground], deeds: Deeds, most: int, until: float, stride: int
 ) -> None:
-    """One job, killed at each of its writes in turn, each time from the same start."""
+    """One job, killed at each of its writes in turn, each time from the same start.
+
+    A stride may pass by every kill that interrupts a step: then those in between are taken, too.
+    """
     with scratch() as name:
         folder = name / "start"
         folder.mkdir()
         start = at(folder)
         in_child(lambda: fill(start, 1), 120.0)
-        for nth in range(1, most + 1, stride):
-            folder = name / str(nth)
-            ground = start.copy(folder)
-            ended = _round(ground, nth, deeds)
-            if not ended:
-                _round(ground, sys.maxsize, deeds)
-            _judged(ground, folder, 1, deeds)
-            shutil.rmtree(folder)
-            if ended or time.monotonic() > until:
+        for first in range(1, stride + 1):
+            for nth in range(first, most + 1, stride):
+                folder = name / str(nth)
+                ground = start.copy(folder)
+                ended = _round(ground, nth, deeds)
+                if not ended:
+                    _round(ground, sys.maxsize, deeds)
+                _judged(ground, folder, 1, deeds)
+                shutil.rmtree(folder)
+                if ended or time.monotonic() > until:
+                    break
+            if deeds.repeated:
                 break
 
 
