@@ -252,6 +252,19 @@ async def test_of_many_that_ended_alike_those_held_by_others_stay(
     assert results == ([b"2", b"1", b"1"] * 20 if keep else [None] * 60)
 
 
+@pytest.mark.parametrize("keep", [DAY, 0])
+async def test_of_many_that_ended_alike_one_is_told_twice_and_its_neighbour_never(
+    store: FullStore, keep: float
+) -> None:
+    """As many as from the first to the last, and yet not all of them."""
+    claims = await start(store, *[job(f"{n:02}", keep=keep) for n in range(20)])
+    told = [*claims[:9], claims[8], *claims[10:]]
+    assert ids(await store.settle([done(claim) for claim in told])) == ["08"]
+    assert (await get(store, "09")).status == Status.RUNNING
+    depth = await store.depth("default")
+    assert (depth.running, depth.done) == (1, 19 if keep else 0)
+
+
 async def test_a_big_batch(store: FullStore) -> None:
     jobs = [job(f"{n:05}", keep=0 if n % 2 else 60) for n in range(1500)]
     claims = await start(store, *jobs)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import apsw
 import msgspec
@@ -18,10 +18,11 @@ from outlast.stores.sqlite.rows import (
     TAIL,
     USUAL,
     JobMaker,
+    alike,
     crc,
     dump,
     fetch,
-    parse_rows,
+    parse_columns,
 )
 from outlast.stores.sqlite.schema import CANCELLED, DEAD, READY, RUNNING, WAITING
 from outlast.stores.sqlite.steps import EPOCH, STARTS
@@ -63,11 +64,12 @@ _TAKE = (
 _TEXT_PAYLOAD = (
     "iif(opts IS NULL OR opts ->> '$.codec' IS NULL, CAST(payload AS TEXT), hex(payload))"
 )
+_COLUMNS = [column.format(payload=_TEXT_PAYLOAD) for column in HEAD.split(", ")] + [
+    f"iif({USUAL}, NULL, json_array({TAIL.format(rank='hex(rank)')}))"
+]
 _TAKEN = (
-    "SELECT json_group_array(json_array("
-    + HEAD.format(payload=_TEXT_PAYLOAD)
-    + f", iif({USUAL}, NULL, json_array({TAIL.format(rank='hex(rank)')}))"
-    + ")) FROM jobs WHERE state = 3 AND receipt = ?"
+    f"SELECT json_array({', '.join(f'json_group_array({column})' for column in _COLUMNS)})"
+    " FROM jobs WHERE state = 3 AND receipt = ?"
 )
 _TAKEN_ROWS = (
     f"SELECT {HEAD.format(payload='payload')}, {TAIL.format(rank='rank')} FROM jobs"
@@ -250,14 +252,22 @@ def _read(
     moves: Moves, token: bytes, now: float, worker: str, epoch: int, claims: list[Claim]
 ) -> bool:
     """Add what was taken under this token to the claims; whether some of it was damaged."""
+    more = {"status": Status.RUNNING, "started_at": now, "worker": worker}
     try:
-        rows = parse_rows(moves.connection.execute(_TAKEN, (token,)).get)
+        columns = parse_columns(moves.connection.execute(_TAKEN, (token,)).get)
+        jobs = alike(columns, moves.names, **more)
+        if jobs is not None:
+            receipts = [token + seq.to_bytes(8, "big") for seq in columns[0]]
+            claims += map(Claim, jobs, receipts, [epoch + job.attempt for job in jobs])
+            moves.moved(columns[2][0], READY, RUNNING, len(jobs))
+            return False
+        rows: Sequence[Sequence[Any]] = list(zip(*columns, strict=True))
     except (msgspec.MsgspecError, UnicodeDecodeError, apsw.SQLError):
         # Somewhere in them is text, or JSON, that is none any more.
         rows = [[*row[:8], row[8:]] for row in fetch(moves.connection, _TAKEN_ROWS, token)]
     damaged: list[int] = []
     counts: dict[int, int] = {}
-    maker = JobMaker(moves.names, status=Status.RUNNING, started_at=now, worker=worker)
+    maker = JobMaker(moves.names, **more)
     usual = True
     for row in rows:
         seq, _, line, _, mark, _, opts, _, tail = row

@@ -24,6 +24,7 @@ __all__ = [
     "TAIL",
     "USUAL",
     "JobMaker",
+    "alike",
     "crc",
     "crcs",
     "dump",
@@ -34,7 +35,7 @@ __all__ = [
     "load_opts",
     "option",
     "opts_of",
-    "parse_rows",
+    "parse_columns",
     "status_of",
     "storable",
 ]
@@ -73,7 +74,7 @@ dump = msgspec.json.Encoder().encode
 _load = msgspec.json.Decoder(dict[str, Any]).decode
 _load_failure = msgspec.json.Decoder(Failure).decode
 _load_progress = msgspec.json.Decoder(Progress).decode
-parse_rows = msgspec.json.Decoder(list[list[Any]]).decode
+parse_columns = msgspec.json.Decoder(list[list[Any]]).decode
 
 
 def listed(texts: Sequence[str]) -> str:
@@ -224,6 +225,31 @@ class JobMaker:
         if payload.__class__ is str:
             payload = payload.encode() if like.codec == _DEFAULT.codec else bytes.fromhex(payload)
         return replace(like, id=head[1], payload=payload, created_at=head[5], attempt=head[7])
+
+
+def alike(
+    columns: Sequence[list[Any]], names: Mapping[int, tuple[str, str | None]], **more: Any
+) -> list[Job] | None:
+    """The jobs of usual rows of one line with the same ``opts``: nearly all work is done in C.
+
+    None if they differ in more, or one may be damaged: then each has to be looked at.
+    """
+    _, ids, lines, payloads, marks, created, opts, attempts, tails = columns
+    number = len(ids)
+    if not number or min(lines.count(lines[0]), opts.count(opts[0]), tails.count(None)) < number:
+        return None
+    try:
+        first = job_from([column[0] for column in columns], None, names[lines[0]], **more)
+        plain = first.codec == _DEFAULT.codec
+        data = list(map(str.encode if plain else bytes.fromhex, payloads))
+        if first.key_queued or crcs(lines[0], ids, data, opts[0]) != marks:
+            return None
+    except (*DAMAGE, AttributeError):
+        return None
+    return [
+        replace(first, id=id_, payload=payload, created_at=at, attempt=attempt)
+        for id_, payload, at, attempt in zip(ids, data, created, attempts, strict=True)
+    ]
 
 
 def job_from(

@@ -27,12 +27,14 @@ _IS_DONE = (
     ") UPDATE jobs SET state = 4, result = v.x, failure = NULL, finished_at = ?, gone_at = v.g,"
     " receipt = NULL, lease = NULL FROM v WHERE jobs.seq = +v.s" + _OURS
 )
-_THESE = " WHERE seq IN (SELECT value FROM json_each(?)) AND +receipt = ? AND +state = 3"
 _ALL_DONE = (
     "UPDATE jobs SET state = 4, result = ?, failure = NULL, finished_at = ?, gone_at = ?,"
-    f" receipt = NULL, lease = NULL{_THESE}"
+    " receipt = NULL, lease = NULL WHERE "
 )
-_ALL_GONE = f"DELETE FROM jobs{_THESE}"
+_ALL_GONE = "DELETE FROM jobs WHERE "
+_IF_OURS = "+receipt = ? AND +state = 3 AND seq "
+_LISTED = "IN (SELECT value FROM json_each(?))"
+_IN_A_ROW = "BETWEEN ? AND ?"
 _GONE = "WITH v (s, r) AS (VALUES"
 _IS_GONE = (
     ") DELETE FROM jobs WHERE seq IN (SELECT v.s FROM v JOIN jobs j ON j.seq = +v.s"
@@ -109,6 +111,7 @@ class _Batch:
         self.lanes: list[str] = []
         self.then: list[Job] = []
         self.counts: dict[tuple[str, str | None], int] = {}
+        self.leaving: dict[tuple[str, str | None], int] = {}
 
     def sort(self, verdict: Verdict) -> None:
         claim = verdict.claim
@@ -119,20 +122,20 @@ class _Batch:
         if verdict.kind == "done":
             keep = job.keep
             if keep == 0:
-                self.left.setdefault(token, []).append(seq)
                 if job.task is not None:
                     forget_of(self.moves, job.id)
-                self._leave(job, DONE)
-                return
-            kind = (token, verdict.result, None if keep is None else self.now + keep)
-            same = self.alike.get(kind)
-            if same is None:
-                self.alike[kind] = [seq]
+                same, counts = self.left.get(token), self.leaving
+                if same is None:
+                    same = self.left[token] = []
             else:
-                same.append(seq)
+                kind = (token, verdict.result, None if keep is None else self.now + keep)
+                same, counts = self.alike.get(kind), self.counts
+                if same is None:
+                    same = self.alike[kind] = []
+            same.append(seq)
             if job.key is None and job.lane is None:
                 name = (job.queue, job.task)
-                self.counts[name] = self.counts.get(name, 0) + 1
+                counts[name] = counts.get(name, 0) + 1
             else:
                 self._leave(job, DONE)
         elif verdict.kind in ("dead", "cancelled"):
@@ -203,8 +206,7 @@ class _Batch:
 
     def write(self) -> None:
         moves, now = self.moves, (self.now,)
-        for (queue, task), number in self.counts.items():
-            moves.moved(moves.line(queue, task), RUNNING, DONE, number)
+        self._count()
         if self.backs:
             self._sort_backs()
         missed = self._write_alike()
@@ -228,6 +230,14 @@ class _Batch:
         if self.then:
             moves.add_following(self.then)
 
+    def _count(self) -> None:
+        """What ended in the usual way, line by line."""
+        moves = self.moves
+        for (queue, task), number in self.counts.items():
+            moves.moved(moves.line(queue, task), RUNNING, DONE, number)
+        for (queue, task), number in self.leaving.items():
+            moves.count(moves.line(queue, task), RUNNING, -number)
+
     def _write_alike(self) -> int:
         """One statement for all that end alike, if they are many; how many are not held any more.
 
@@ -247,7 +257,13 @@ class _Batch:
         return missed
 
     def _missed(self, text: str, seqs: Sequence[int], token: bytes, *values: Any) -> int:
-        self.moves.connection.execute(text, (*values, dump(seqs).decode(), token))
+        # What was claimed together mostly ends together, and then is found without a list.
+        low, high = min(seqs), max(seqs)
+        if high - low + 1 == len(seqs) == len(set(seqs)):
+            self.moves.connection.execute(text + _IF_OURS + _IN_A_ROW, (*values, token, low, high))
+        else:
+            listed = dump(seqs).decode()
+            self.moves.connection.execute(text + _IF_OURS + _LISTED, (*values, token, listed))
         return len(seqs) - self.moves.connection.changes()
 
     def _sort_backs(self) -> None:
