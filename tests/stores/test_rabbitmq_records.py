@@ -310,7 +310,7 @@ def producer(point: str, url: str, namespace: str) -> None:
     async def run() -> None:
         from outlast.stores.rabbitmq.outbox import Outbox
 
-        store: Any = connect(url, namespace=namespace)
+        store: Any = connect(url, namespace=namespace, durability=Durability.PROCESS)
         await store.open()
         if point == "recorded":
             cast("Any", Bells).ring_here = die
@@ -340,7 +340,7 @@ def worker(point: str, url: str, namespace: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
     async def run() -> None:
-        store: Any = connect(url, namespace=namespace)
+        store: Any = connect(url, namespace=namespace, durability=Durability.PROCESS)
         await store.open()
         await idle(store)
         say("idle")
@@ -370,6 +370,7 @@ async def doomed(body: Callable[..., None], point: str, **told: str) -> AsyncIte
 
 
 @on_a_broker
+@pytest.mark.parametrize("records", PLACES, indirect=True)
 async def test_producers_die(server: RabbitServer, records: str, namespace: str) -> None:
     url = with_records(server.url(), records)
 
@@ -388,6 +389,7 @@ async def test_producers_die(server: RabbitServer, records: str, namespace: str)
 
 
 @on_a_broker
+@pytest.mark.parametrize("records", PLACES, indirect=True)
 async def test_workers_die(server: RabbitServer, records: str, namespace: str) -> None:
     url = with_records(server.url(), records)
 
