@@ -12,14 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 import pika
 import pytest
+from msgspec.structs import replace
 from tests.contrib.beside.pair import PATIENCE, ROOT, Failed, Producer
 from tests.proof.patience import until
 from tests.servers import RabbitServer, shared
 
-from outlast import Outlast, Status
-from outlast.contrib.celery.beside.rabbit import RabbitBroker
+from outlast import Outlast, RetryPolicy, Status
+from outlast.contrib.celery.beside.canvas import Result
+from outlast.contrib.celery.beside.rabbit import CONTROL, RabbitBroker, RpcBackend
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 pytestmark = pytest.mark.needs("rabbitmq")
@@ -169,3 +172,99 @@ async def test_what_was_taken_and_not_settled_comes_again(server: RabbitServer) 
     third = RabbitBroker(server.url(), {})
     assert await third.take(["quorum"], 100) == []
     await third.close()
+
+
+@pytest.fixture
+def producer(server: RabbitServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Producer]:
+    monkeypatch.setenv("BACKEND", "rpc://")
+    producer = Producer(server.url(), QUEUES=QUEUES, task_default_queue="ranked")
+    yield producer
+    producer.close()
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["there", "made"])
+async def test_what_celery_revokes_is_heard(
+    server: RabbitServer, tmp_path: Path, producer: Producer, known: bool
+) -> None:
+    """Of what waits here, and of what has yet to come; nobody of Celery's need have been there."""
+    with pika.BlockingConnection(pika.URLParameters(server.url())) as connection:
+        connection.channel().exchange_delete(CONTROL)
+        if known:
+            connection.channel().exchange_declare(CONTROL, "fanout", durable=False)
+    app = beside(server, tmp_path, "ranked")
+
+    async def ask(**asked: Any) -> Any:
+        return await asyncio.to_thread(producer.ask, **asked)
+
+    async with app.worker():
+        later = await asyncio.to_thread(
+            producer.send, "add", 1, 2, options={"countdown": 3600, "priority": 1}
+        )
+        async with asyncio.timeout(PATIENCE):
+            while await ask(state=later) != "REVOKED":
+                await ask(revoke=[later, "early"])
+        assert (await app.handle(later).job()).status is Status.CANCELLED
+        await asyncio.to_thread(producer.send, "add", 3, 4, options={"task_id": "early"})
+        with pytest.raises(Failed, match="REVOKED TaskRevokedError"):
+            await asyncio.to_thread(producer.get, "early")
+        assert (await app.handle("early").job()).attempt == 0
+        sent = await asyncio.to_thread(producer.send, "add", 5, 6)
+        assert await asyncio.to_thread(producer.get, sent) == 11
+
+
+async def test_started_and_retry_are_told(
+    server: RabbitServer, tmp_path: Path, producer: Producer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = Outlast(f"sqlite:///{tmp_path}/jobs.db")
+    gate = asyncio.Event()
+    told: list[str] = []
+    note = RpcBackend.note
+
+    async def noted(self: RpcBackend, results: Any) -> None:
+        await note(self, results)
+        told.extend(one.document["status"] for one in results)
+
+    monkeypatch.setattr(RpcBackend, "note", noted)
+
+    @app.task(retry=RetryPolicy(attempts=2, delay=0.1, jitter=False))
+    async def flaky(number: int) -> int:
+        await gate.wait()
+        if "RETRY" not in told:
+            raise ConnectionError("away")
+        async with asyncio.timeout(PATIENCE):
+            while len(told) < 3:
+                await asyncio.sleep(0)
+        return number
+
+    app.celery_tasks(
+        {"flaky": flaky}, broker=server.url(), backend="rpc://", queues=["ranked"],
+        track_started=True,
+    )  # fmt: skip
+    async with app.worker():
+        sent = await asyncio.to_thread(producer.send, "flaky", 7)
+        async with asyncio.timeout(PATIENCE):
+            while await asyncio.to_thread(producer.ask, state=sent) != "STARTED":
+                pass
+        gate.set()
+        assert await asyncio.to_thread(producer.get, sent) == 7
+    assert told == ["STARTED", "RETRY", "STARTED"]
+
+
+async def test_nothing_is_told_after_the_end(server: RabbitServer) -> None:
+    backend = RpcBackend(server.url())
+
+    def result(status: str) -> Result:
+        return Result(id="an-id", document={"status": status}, reply_to="answers")
+
+    with pika.BlockingConnection(pika.URLParameters(server.url())) as connection:
+        channel = connection.channel()
+        channel.queue_declare("answers", exclusive=True)
+        for status in ("STARTED", "RETRY"):
+            await backend.note([result(status)])
+        await backend.store([result("SUCCESS")], [])
+        await backend.note([result("STARTED")])
+        await backend.store([replace(result("SUCCESS"), id="another")], [])
+        found = [channel.basic_get("answers", auto_ack=True)[2] for _ in range(5)]
+    await backend.close()
+    statuses = [json.loads(body)["status"] for body in found if body is not None]
+    assert statuses == ["STARTED", "RETRY", "SUCCESS", "SUCCESS"]

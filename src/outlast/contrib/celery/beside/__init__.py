@@ -40,7 +40,7 @@ def celery_tasks(
     pattern (``"shop.*"``); else it is ``celery``, unless the call says it.
     ``result_expires`` is Celery's, in seconds, and so are the options: those of its transports.
     What a process of ours took and did not store is taken by another after ``take_over`` seconds.
-    ``track_started`` is Celery's ``task_track_started``: STARTED is written to a Redis backend.
+    ``track_started`` is Celery's ``task_track_started``: STARTED is told to the result backend.
     Called again, it adds tasks. Raises ``ConfigurationError``.
     """
     road = _road(app)

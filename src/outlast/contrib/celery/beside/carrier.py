@@ -71,10 +71,7 @@ class Broker(Protocol):
         ...
 
     async def overhear(self, told: Callable[[Parcel], Awaitable[None]]) -> None:
-        """Tell what is broadcast to Celery's workers, until cancelled.
-
-        Returns at once where that can't be heard without declaring something.
-        """
+        """Tell what is broadcast to Celery's workers, until cancelled."""
         ...
 
     async def close(self) -> None: ...

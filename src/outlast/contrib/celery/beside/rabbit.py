@@ -21,7 +21,7 @@ from outlast.stores.rabbitmq.faults import mapped
 from outlast.stores.rabbitmq.link import dial
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 
     from outlast.contrib.celery.beside.canvas import Part, Result, Size
     from outlast.contrib.celery.beside.wire import Call
@@ -34,6 +34,10 @@ log = logging.getLogger(__name__)
 PREFETCH = 500
 """Messages of one queue that the broker hands out ahead of our acknowledging them."""
 CONFIRM = 30.0
+CONTROL = "celery.pidbox"
+"""Celery's exchange for what is broadcast to all of its workers."""
+KNOWN = 10_000
+"""Calls whose end was told, and of which nothing else is told after it."""
 ABSENT = 5.0
 """Seconds until a queue that was not there is asked for again."""
 
@@ -76,6 +80,14 @@ class _Publisher:
             self._sent = 0
             self._channel = channel
         return self._channel
+
+    def say(self, channel: Channel, letter: tuple[str, bytes, pika.BasicProperties]) -> None:
+        """Publish now, without waiting to hear what became of it."""
+        try:
+            channel.raw.basic_publish("", *letter)
+            self._sent += 1
+        except AMQPError as error:
+            raise mapped(error, self.shown) from error
 
     async def publish(
         self, messages: Iterable[tuple[str, bytes, pika.BasicProperties]], *, mandatory: bool
@@ -175,28 +187,49 @@ class _Line:
         self.channel = channel
 
     def _on_message(self, raw: Any, method: Any, properties: Any, body: bytes) -> None:
-        parcel = Parcel(
-            body=body,
-            content_type=properties.content_type or "application/json",
-            content_encoding=properties.content_encoding or "utf-8",
-            headers=_plain(properties.headers),
-            properties=_plain(
-                {
-                    "correlation_id": properties.correlation_id,
-                    "reply_to": properties.reply_to,
-                    "priority": properties.priority,
-                }
-            ),
-        )
         tag = _Tag(raw, method.delivery_tag)
         again = bool(method.redelivered)
+        parcel = _parcel(properties, body)
         self.ready.append(Taken(tag=tag, raw=body, queue=self.name, parcel=parcel, again=again))
+
+
+def _parcel(properties: Any, body: bytes) -> Parcel:
+    return Parcel(
+        body=body,
+        content_type=properties.content_type or "application/json",
+        content_encoding=properties.content_encoding or "utf-8",
+        headers=_plain(properties.headers),
+        properties=_plain(
+            {
+                "correlation_id": properties.correlation_id,
+                "reply_to": properties.reply_to,
+                "priority": properties.priority,
+            }
+        ),
+    )
 
 
 def _plain(found: Mapping[str, Any] | None) -> dict[str, Any]:
     """What JSON can keep; a table of AMQP may hold moments, decimals and bytes besides."""
     kept: dict[str, Any] = msgspec.json.decode(_json(dict(found or {})))
     return kept
+
+
+async def _tapped(channel: Channel, **declared: Any) -> asyncio.Queue[Parcel | None]:
+    """What is broadcast to Celery's workers from now on; None when no more comes."""
+    heard: asyncio.Queue[Parcel | None] = asyncio.Queue()
+
+    def hear(_: Any, __: Any, properties: Any, body: bytes) -> None:
+        heard.put_nowait(_parcel(properties, body))
+
+    raw = channel.raw
+    await channel.ask(raw.exchange_declare, CONTROL, **declared)
+    made = await channel.ask(raw.queue_declare, "", exclusive=True, auto_delete=True)
+    queue = made.method.queue
+    await channel.ask(raw.queue_bind, queue, CONTROL)
+    await channel.ask(raw.basic_consume, queue, hear, auto_ack=True)
+    channel.closed.add_done_callback(lambda _: heard.put_nowait(None))
+    return heard
 
 
 class RabbitBroker:
@@ -246,7 +279,29 @@ class RabbitBroker:
         return await self._publisher.publish(map(_letter, calls), mandatory=True)
 
     async def overhear(self, told: Callable[[Parcel], Awaitable[None]]) -> None:
-        """Nothing: a broadcast needs a queue of its own here, and none is declared."""
+        # The queue is ours alone and goes with the connection.
+        channel = await (await self._publisher.link()).channel()
+        try:
+            heard = await _tapped(channel, passive=True)
+        except AMQPError as error:
+            if getattr(error, "reply_code", None) != 404:
+                raise mapped(error, self._publisher.shown) from error
+            channel = await (await self._publisher.link()).channel()
+            heard = await self._made(channel)
+        try:
+            while (parcel := await heard.get()) is not None:
+                await told(parcel)
+            raise mapped(channel.why or AMQPError(), self._publisher.shown)
+        finally:
+            if channel.raw.is_open:
+                channel.raw.close()
+
+    async def _made(self, channel: Channel) -> asyncio.Queue[Parcel | None]:
+        """Nobody has spoken to a worker of Celery's here yet: the exchange is made as it has it."""
+        try:
+            return await _tapped(channel, exchange_type="fanout", durable=False)
+        except AMQPError as error:
+            raise mapped(error, self._publisher.shown) from error
 
     async def close(self) -> None:
         self._lines.clear()
@@ -267,29 +322,42 @@ def _letter(call: Call) -> tuple[str, bytes, pika.BasicProperties]:
     return call.queue, bytes(parcel.body), properties
 
 
-class RpcBackend:
-    """``rpc://``: results are messages to whoever waits. It can't count the parts of a chord."""
-
-    def __init__(self, url: str) -> None:
-        self._publisher = _Publisher(url)
-
-    async def store(self, results: Sequence[Result], sizes: Sequence[Size]) -> None:
-        letters = []
-        for result in results:
-            if not result.reply_to:
-                continue
+def _answers(
+    results: Sequence[Result],
+) -> Iterator[tuple[str, bytes, pika.BasicProperties]]:
+    """Messages to those who wait for these."""
+    for result in results:
+        if result.reply_to:
             properties = pika.BasicProperties(
                 content_type="application/json",
                 content_encoding="utf-8",
                 correlation_id=result.id,
                 delivery_mode=1,
             )
-            letters.append((result.reply_to, _json(result.document), properties))
+            yield result.reply_to, _json(result.document), properties
+
+
+class RpcBackend:
+    """``rpc://``: results are messages to whoever waits. It can't count the parts of a chord."""
+
+    def __init__(self, url: str) -> None:
+        self._publisher = _Publisher(url)
+        self._ended: dict[str, None] = {}
+
+    async def store(self, results: Sequence[Result], sizes: Sequence[Size]) -> None:
+        for result in results:
+            self._ended[result.id] = None
+        while len(self._ended) > KNOWN:
+            del self._ended[next(iter(self._ended))]
         # Who doesn't wait any more has no queue any more.
-        await self._publisher.publish(letters, mandatory=False)
+        await self._publisher.publish(_answers(results), mandatory=False)
 
     async def note(self, results: Sequence[Result]) -> None:
-        """Nothing: messages can't be kept from overtaking the one with the result."""
+        # Whoever looks sees the last message, so what is late is left out: nothing is sent anew,
+        # and nothing after the end.
+        channel = await self._publisher.channel()
+        for letter in _answers([one for one in results if one.id not in self._ended]):
+            self._publisher.say(channel, letter)
 
     async def part(self, part: Part) -> tuple[Sequence[Any], Any] | None:
         log.error(

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from outlast.access import ledger_of
 from outlast.contrib.celery.beside.bodies import Refused, parse, unpack
-from outlast.errors import OutlastError
+from outlast.errors import ConfigurationError, OutlastError
 from outlast.job import Status
 
 if TYPE_CHECKING:
@@ -50,7 +50,9 @@ class Revoking:
         while True:
             try:
                 await self._broker.overhear(self._on_parcel)
-                return  # this one can't be listened to
+            except ConfigurationError as error:
+                log.warning("what Celery revokes won't be heard: %s", error)
+                return
             except OutlastError as error:
                 log.warning("what Celery revokes isn't heard: %s", error)
             except Exception:
