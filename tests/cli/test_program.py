@@ -137,6 +137,13 @@ def test_every_error_is_one_line_and_a_code(
         assert "Traceback" in stocked.run("--debug", "status").stderr
 
 
+def test_what_was_far_too_long_is_not_repeated_whole(stocked: Shop) -> None:
+    for args in (("show", "x" * 100_000), ("y" * 100_000,), ("jobs", "--state", "z" * 100_000)):
+        result = stocked.run(*args)
+        assert result.exit_code in (2, 3)
+        assert 0 < len(result.stderr) < 5000
+
+
 def test_the_module_runs_as_the_command_does() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "outlast", "status"],

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import apsw
 import pytest
 
+from outlast.chance import SystemChance
 from outlast.clock import SystemClock
 from outlast.job import Failure, Job, dead, done, retry
 from outlast.store import WorkerInfo
@@ -185,6 +186,18 @@ def test_an_id_that_is_not_there(busy: Shop) -> None:
     assert "no job 'dead-2'" in result.stderr
     assert "did you mean 'dead-1'" in result.stderr
     assert result.stdout == ""
+
+
+def test_a_page_after_something_that_is_no_job(busy: Shop) -> None:
+    result = busy.run("jobs", "--after", "dead-2")
+    assert result.exit_code == 3
+    assert "--after: no job 'dead-2'" in result.stderr
+    assert "did you mean 'dead-1'" in result.stderr
+    assert result.stdout == ""
+
+
+def test_a_page_after_a_job_that_is_gone_by_now(busy: Shop) -> None:
+    assert busy.run("jobs", "--after", str(SystemChance().uuid7())).exit_code == 0
 
 
 def test_workers(busy: Shop) -> None:

@@ -111,7 +111,9 @@ def test_the_defaults_are_the_supervisors_own(shop: Shop, told: list[WorkerOptio
         (("shop:app", "-c", "0"), "concurrency"),
         (("shop:app", "-q", ""), "name"),
         (("shop:app", "--lease", "0"), "at least 1"),
+        (("shop:app", "--lease", "2d"), "at most a day"),
         (("shop:app", "--grace", "soon"), "15m"),
+        (("shop:app", "--grace", "9" * 400), "100 years"),
     ],
 )
 def test_wrong_options_start_nothing(

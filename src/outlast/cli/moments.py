@@ -8,7 +8,12 @@ from datetime import UTC, datetime
 
 import click
 
-__all__ = ["age", "ago", "iso", "span"]
+from outlast.limits import shown
+
+__all__ = ["LONGEST", "age", "ago", "iso", "span"]
+
+LONGEST = 100 * 365.0 * 86400
+"""Seconds. A number of more digits than were meant would become a moment nobody can reckon with."""
 
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 _AGE = re.compile(r"(\d+(?:\.\d+)?)\s*([smhdw]?)")
@@ -18,8 +23,11 @@ def age(text: str) -> float:
     """Seconds: a plain number, or one with a letter of s, m, h, d, w. Raises ``BadParameter``."""
     found = _AGE.fullmatch(text.strip().lower())
     if found is None:
-        raise click.BadParameter(f"{text!r} is no duration; write 90, 15m, 2h, 3d or 1w")
-    return float(found[1]) * _UNITS[found[2] or "s"]
+        raise click.BadParameter(f"{shown(text)} is no duration; write 90, 15m, 2h, 3d or 1w")
+    seconds = float(found[1]) * _UNITS[found[2] or "s"]
+    if seconds > LONGEST:
+        raise click.BadParameter(f"{shown(text)} is longer than 100 years")
+    return seconds
 
 
 def span(seconds: float) -> str:

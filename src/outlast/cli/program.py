@@ -46,6 +46,9 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
 }
 """Each command's module, and what the list of commands says of it without loading it."""
 
+LONGEST: Final = 4000
+"""Characters of an error message."""
+
 EXIT_CODES = """\
 \b
 Exit codes:
@@ -124,7 +127,7 @@ def _exit_code(run: Callable[[], Any], screen: Screen) -> int:
             screen.traceback(error.__cause__)
         text = io.StringIO()
         error.show(text)
-        screen.note(text.getvalue().rstrip("\n"))
+        screen.note(_short(text.getvalue().rstrip("\n")))
         return error.exit_code
     except click.Abort as error:
         if isinstance(error.__cause__, KeyboardInterrupt):
@@ -142,11 +145,17 @@ def _failed(error: Exception, screen: Screen) -> int:
     if screen.debug:
         screen.traceback(error)
     if code != 70:
-        screen.note(f"Error: {str(error) or type(error).__name__}")
+        screen.note(_short(f"Error: {str(error) or type(error).__name__}"))
         return code
     more = "" if screen.debug else " (--debug shows where)"
-    screen.note(f"Error: unexpected {type(error).__name__}: {error}{more}")
+    screen.note(_short(f"Error: unexpected {type(error).__name__}: {error}") + more)
     return code
+
+
+def _short(text: str) -> str:
+    """The message without most of what somebody gave that was far too long."""
+    left = len(text) - LONGEST
+    return f"{text[:LONGEST]}... and {left} more characters" if left > 0 else text
 
 
 def _code_of(error: Exception) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 import click
 
@@ -13,6 +14,7 @@ from outlast.cli.views import failure_line, is_alive, job_view, line_view, value
 from outlast.clock import SystemClock
 from outlast.errors import JobNotFound
 from outlast.job import Status
+from outlast.limits import shown
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -98,6 +100,7 @@ def jobs(
     async def look() -> Sequence[Job]:
         async with target.reading() as (_, ledger):
             await _check_names(ledger, queue, task)
+            await _check_after(ledger, after)
             return await ledger.find(
                 status=[Status(state) for state in states],
                 queue=queue,
@@ -197,7 +200,7 @@ async def missing(ledger: Ledger, id: str) -> str:
     """What to say of an id that isn't stored, with those it may have been meant to be."""
     near = [job.id for job in await ledger.find(limit=LOOKED_THROUGH)]
     return (
-        f"no job {id!r}: it was never stored in this namespace, or is not kept any more"
+        f"no job {shown(id)}: it was never stored in this namespace, or is not kept any more"
         f"{did_you_mean(id, near)}"
     )
 
@@ -210,6 +213,17 @@ async def _check_names(ledger: Ledger, queue: str | None, task: str | None) -> N
     if task is not None and task not in there:
         where = f" in queue {queue!r}" if queue else ""
         raise JobNotFound(f"no job of task {task!r} was stored{where}{did_you_mean(task, there)}")
+
+
+async def _check_after(ledger: Ledger, after: str | None) -> None:
+    """Refuse what is no id, which would begin the list anew; the job itself may be gone by now."""
+    if after is None:
+        return
+    try:
+        UUID(after)
+    except ValueError:
+        if await ledger.get([after]) == [None]:
+            raise JobNotFound(f"--after: {await missing(ledger, after)}") from None
 
 
 def _survives(store: Store) -> str:

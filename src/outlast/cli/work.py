@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 __all__ = ["worker"]
 
+LONGEST_LEASE = 86400.0
+"""Seconds. For that long nobody else takes over what a machine that is gone was doing."""
+
 
 def _queues(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...]:
     names = [name.strip() for text in given for name in text.split(",")]
@@ -87,8 +90,8 @@ def worker(screen: Screen, /, app: str, user: str | None, was: str | None, **opt
     name, path = split(app)
     if not path:
         raise click.UsageError(f"{app!r}: write MODULE:APP, for example {name}:app")
-    if options["lease"] < 1:
-        raise click.UsageError("--lease must be at least 1 second")
+    if not 1 <= options["lease"] <= LONGEST_LEASE:
+        raise click.UsageError("--lease must be at least 1 second and at most a day (1d)")
     if user is not None:
         _become(user)
     elif hasattr(os, "geteuid") and os.geteuid() == 0:
