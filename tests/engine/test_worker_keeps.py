@@ -293,7 +293,12 @@ async def test_after_a_disturbance_everybody_gets_one_lease(rig: Rig, event: str
     gate = Gate(rig)
     gate.open.set()
     recovered: list[int] = []
-    rig.before["recover"] = recovered.append
+
+    def asked(limit: int) -> None:
+        if limit:
+            recovered.append(limit)
+
+    rig.before["recover"] = asked
     async with rig.worker(lease=15, open_store=rig.spied):
         await rig.pass_time(20)
         assert recovered
@@ -312,6 +317,25 @@ async def test_after_a_disturbance_everybody_gets_one_lease(rig: Rig, event: str
         assert recovered == []
         await rig.pass_time(5)
         assert recovered
+
+
+async def test_calls_that_hang_are_an_outage_though_none_of_them_fails(rig: Rig) -> None:
+    """Somebody holds a lock: the quiet after the last outage ends while all wait for it."""
+    freed = asyncio.Event()
+    Gate(rig)
+    await rig.store.add([Job(id="theirs", task="gate", payload=b'{"n":1}')])
+    (claim,) = await rig.store.claim(("default",), ["gate"], 1, 15.0, "another worker")
+    async with rig.worker(lease=15, open_store=rig.spied):
+        await rig.pass_time(4)
+        assert await rig.store.renew([claim], 10.0) == []
+        for name in ("claim", "renew", "recover", "prune", "beat"):
+            rig.before[name] = lambda *_: freed.wait()
+        await rig.pass_time(20)
+        # Ours are let in first, and the renewal that has waited all the while comes after them.
+        rig.before.clear()
+        freed.set()
+        await rig.pass_time(5)
+        assert await rig.store.renew([claim], 15.0) == []
 
 
 async def test_a_job_whose_old_run_goes_on_here_is_not_started_beside_it(rig: Rig) -> None:

@@ -75,11 +75,15 @@ class Upkeep:
         return SCAN
 
     async def recover(self, store: Store) -> float:
-        """Put back claims whose lease ran out, unless the store itself was away."""
-        if self._outage.over(self._recover_every):
-            count = await store.recover(RECOVER)
-            if count:
-                log.warning("%d leases ran out: their jobs are queued again, or buried", count)
+        """Put back claims whose lease ran out, unless the store itself was away.
+
+        It is asked when no lease is judged as well: calls that hang, at a lock say, tell no one of
+        an outage until they fail, but when this one comes back late, nobody could renew meanwhile.
+        """
+        judged = self._outage.over(self._recover_every)
+        count = await store.recover(RECOVER if judged else 0)
+        if count:
+            log.warning("%d leases ran out: their jobs are queued again, or buried", count)
         return self._recover_every
 
     async def prune(self, store: Store) -> float:
