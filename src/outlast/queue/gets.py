@@ -33,9 +33,13 @@ class Gets:
 
     async def get(self, owner: object, bind: Bind) -> Entry:
         """The next item, when there is one, for ``owner``."""
-        if self._pump.shut or not self._line.supply.sure():
-            await self._wait(bind)
-        return self._hand_out(owner)
+        if self.must_wait():
+            await self.wait(bind)
+        return self.hand_out(owner)
+
+    def must_wait(self) -> bool:
+        """Whether there may be nothing to hand out at once."""
+        return self._pump.shut or not self._line.supply.sure()
 
     def get_now(self, owner: object) -> Entry:
         """The next item, or ``QueueEmpty``; may block."""
@@ -44,12 +48,12 @@ class Gets:
             self._fetch_now("get_nowait()")
         if pump.ended or not supply.sure():
             raise QueueShutDown if pump.shut else QueueEmpty
-        return self._hand_out(owner)
+        return self.hand_out(owner)
 
     async def get_many(self, limit: int, owner: object, bind: Bind) -> list[Entry]:
         """Up to ``limit`` items that are there, at least one."""
         supply = self._line.supply
-        await self._wait(bind)
+        await self.wait(bind)
         short = limit - len(supply.window)
         if short > 0 and supply.window.settled:
             if self._line.each:
@@ -57,10 +61,10 @@ class Gets:
             else:
                 await supply.fetch(short)
                 self._pump.holds_stock()
-                await self._wait(bind)
-        entries = [self._hand_out(owner)]
+                await self.wait(bind)
+        entries = [self.hand_out(owner)]
         while len(entries) < limit and supply.sure():
-            entries.append(self._hand_out(owner))
+            entries.append(self.hand_out(owner))
         return entries
 
     def empty(self) -> bool:
@@ -76,7 +80,7 @@ class Gets:
         if line.unfinished <= 0:
             self._all_done()
 
-    async def _wait(self, bind: Bind) -> None:
+    async def wait(self, bind: Bind) -> None:
         """Return when there is an item for us. Nothing may be awaited before it is taken."""
         pump = self._pump
         turn = pump.getters.turn()
@@ -117,7 +121,7 @@ class Gets:
         if len(supply.window) > wanted:
             self._pump.holds_stock()
 
-    def _hand_out(self, owner: object) -> Entry:
+    def hand_out(self, owner: object) -> Entry:
         entry = self._line.take(owner)
         if self._pump.putters.line:
             self._pump.putters.wake()

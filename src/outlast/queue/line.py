@@ -254,7 +254,9 @@ class Line:
 
     def take(self, owner: object) -> Entry:
         """Hand the first item to ``owner``. Only where the supply is sure."""
-        entry = self.supply.pop()
+        supply = self.supply
+        supply.moved += 1
+        entry = supply.window.pop()
         if self.recent:
             self.recent.pop(entry.claim.job.id, None)
         if entry.paid:
@@ -274,7 +276,11 @@ class Line:
         self.changes += 1
         if self._max_crashes is not None:
             self._unmark(entries)
-        self.settling.add([done(entry.claim) for entry in entries], now=self.each)
+        if len(entries) == 1:  # the usual case, without a loop
+            verdicts = [done(entries[0].claim)]
+        else:
+            verdicts = [done(entry.claim) for entry in entries]
+        self.settling.add(verdicts, now=self.each)
 
     def give_back(self, entry: Entry) -> None:
         """This one isn't done: it may be claimed again, in its old place."""

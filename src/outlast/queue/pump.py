@@ -45,6 +45,9 @@ class Pump:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stir = asyncio.Event()
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._moved = 0
+        self._rests = 0.0
+        """Since when no item has come in or gone out, as far as was looked."""
 
     # -- for the queue
 
@@ -160,7 +163,10 @@ class Pump:
         supply = self._line.supply
         if not len(supply.window):
             return False
-        left = supply.moved + IDLE - self._clock.monotonic()
+        now = self._clock.monotonic()
+        if supply.moved != self._moved:
+            self._moved, self._rests = supply.moved, now
+        left = self._rests + IDLE - now
         if left > 0:
             try:
                 async with asyncio.timeout(left):

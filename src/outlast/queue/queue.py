@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import weakref
+from asyncio import current_task
 from math import inf
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -208,8 +209,10 @@ class Queue(asyncio.Queue[T]):
         return self._get_for(_caller())
 
     async def _get_for(self, owner: object) -> T:
-        entry = await self._gets.get(owner, self._bind)
-        item: T = entry.item
+        gets = self._gets
+        if gets.must_wait():
+            await gets.wait(self._bind)
+        item: T = gets.hand_out(owner).item
         return item
 
     def get_nowait(self) -> T:
@@ -388,7 +391,7 @@ class Queue(asyncio.Queue[T]):
 def _caller() -> asyncio.Task[Any] | None:
     """The asyncio task that runs, or None outside of any."""
     try:
-        return asyncio.current_task()
+        return current_task()
     except RuntimeError:
         return None
 

@@ -105,22 +105,19 @@ class Supply:
         self._batch = 1
         self._size = 256.0
         self._landed = 0.0
-        self.moved = 0.0
-        """When an item last came in or was taken out, by the monotonic clock."""
+        self.moved = 0
+        """Grows whenever items come in or one is taken out."""
 
     # -- what there is
 
     def sure(self) -> bool:
         """Whether an item can be handed out at once."""
         window = self.window
-        if not window.settled and self._clock.monotonic() - self._landed > SURE_FOR:
+        if window.settled:
+            return window.sure()
+        if self._clock.monotonic() - self._landed > SURE_FOR:
             window.doubt()
         return window.sure()
-
-    def pop(self) -> Entry:
-        """Hand it out. Only where ``sure``."""
-        self.moved = self._clock.monotonic()
-        return self.window.pop()
 
     # -- claiming
 
@@ -210,12 +207,9 @@ class Supply:
             return True
         self._flight = None
         claims = flight.result()
-        self._landed = self.moved = self._clock.monotonic()
-        if claims:
-            jobs = [claim.job for claim in claims]
-            mean = sum(len(job.payload) + len(job.rank) for job in jobs) / len(jobs)
-            self._size = (self._size + mean) / 2
-        entries = [entry for claim in claims if (entry := self._decoded(claim)) is not None]
+        self._landed = self._clock.monotonic()
+        self.moved += 1
+        entries = self._decoded(claims)
         if self._pay and entries:
             self._unpaid += entries
         else:
@@ -224,18 +218,29 @@ class Supply:
             self._settling.give_back([entry.claim for entry in over], started=False)
         return bool(claims)
 
-    def _decoded(self, claim: Claim) -> Entry | None:
-        """The item, or None if nobody can read it: it is buried, its bytes are kept."""
+    def _decoded(self, claims: Sequence[Claim]) -> list[Entry]:
+        """The items. What nobody can read is buried, its bytes are kept."""
+        name, decode = self._codec.name, self._codec.decode
+        entries: list[Entry] = []
+        size = 0
+        for claim in claims:
+            job = claim.job
+            size += len(job.payload) + len(job.rank)
+            try:
+                if job.codec != name:
+                    raise CodecError(f"it was put with codec {job.codec!r}, not {name!r}")
+                entries.append(Entry(claim, decode(job.payload)))
+            except Exception as error:
+                self._bury(claim, error)
+        if claims:
+            self._size = (self._size + size / len(claims)) / 2
+        return entries
+
+    def _bury(self, claim: Claim, error: Exception) -> None:
         job = claim.job
-        try:
-            if job.codec != self._codec.name:
-                raise CodecError(f"it was put with codec {job.codec!r}, not {self._codec.name!r}")
-            return Entry(claim, self._codec.decode(job.payload))
-        except Exception as error:
-            _log.error("item %s of queue %r can't be read: %s", job.id, job.queue, error)
-            why = Failure(kind="undecodable", message=str(error), type=type(error).__qualname__)
-            self._settling.add([dead(claim, why, started=False)])
-            return None
+        _log.error("item %s of queue %r can't be read: %s", job.id, job.queue, error)
+        why = Failure(kind="undecodable", message=str(error), type=type(error).__qualname__)
+        self._settling.add([dead(claim, why, started=False)])
 
     # -- ack="get"
 
