@@ -8,12 +8,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from msgspec.structs import replace
 from tests.engine.rig import Gate, Rig, Spy, until
 
 from outlast import ConfigurationError, Hooks, Status
 from outlast.chance import SeededChance
 from outlast.execution import Means
-from outlast.job import Death, Job
+from outlast.job import Claim, Death, Job
 from outlast.worker.crew import PATIENCE, Crew
 
 if TYPE_CHECKING:
@@ -355,3 +356,31 @@ async def test_interrupted_before_its_first_step_a_job_never_starts(rig: Rig) ->
     await asyncio.wait_for(crew.emptied(), 60)
     assert [(verdict.kind, verdict.started) for verdict in verdicts] == [("give_back", False)]
     assert gate.ran == []
+
+
+@pytest.mark.parametrize(("again", "started"), [(1, True), (2, False)])
+async def test_what_comes_back_while_it_still_runs_here_is_given_back(
+    rig: Rig, again: int, started: bool
+) -> None:
+    """Counted again, it has not started; if its claim was taken back by a power cut, it has.
+
+    What has not started opens its lane for the next, beside the run that goes on here.
+    """
+    gate = Gate(rig)
+    await gate.task.enqueue(1)
+    verdicts: list[Verdict] = []
+    means = Means(clock=rig.time, chance=SeededChance(1))
+    crew = Crew(rig.app.tasks, means, None, verdicts.append, (), 2)
+    claim = await rig.claim()
+    crew.accept([claim])
+    await until(lambda: gate.running == [1])
+    newer = Claim(replace(claim.job, attempt=again), b"newer")
+    crew.accept([newer])
+    assert [(each.claim, each.kind, each.started) for each in verdicts] == [
+        (newer, "give_back", started)
+    ]
+    crew.settled(verdicts)
+    assert (list(crew.runs), gate.ran) == ([claim.job.id], [1])
+    gate.open.set()
+    crew.close()
+    await asyncio.wait_for(crew.emptied(), 60)

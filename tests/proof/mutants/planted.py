@@ -11,7 +11,6 @@ ENGINE = "tests/engine"
 REPLAY = "tests/proof/test_replay.py::test_a_power_cut_after_any_operation_loses_nothing"
 NTH = "tests/proof/test_nth.py::test_failed_syncs_are_never_acknowledged"
 FAULTS = "tests/proof/test_faults.py"
-SIM = "tests/proof/sim/test_sim.py"
 
 WRITER, STORE = "stores/sqlite/writer.py", "stores/sqlite/store.py"
 SCHEMA, MOVES = "stores/sqlite/schema.py", "stores/sqlite/moves.py"
@@ -298,7 +297,7 @@ WORKER_BUGS = (
         "worker/crew.py",
         "self._settle(give_back(claim, 1.0, started=not counted))",
         "self._settle(give_back(claim, 1.0, started=False))",
-        (f"{SIM}::test_what_long_runs_have_found_is_mended",),
+        engine("test_worker_runs", "test_what_comes_back_while_it_still_runs_here_is_given_back"),
     ),
     Bug(
         "a file that was put back is never found again",
