@@ -338,6 +338,13 @@ WORKER_BUGS = (
         engine("test_worker_keeps"),
     ),
     Bug(
+        "calls that hang are no outage",
+        "worker/tend.py",
+        "        count = await store.recover(RECOVER if judged else 0)\n",
+        "        count = await store.recover(RECOVER) if judged else 0\n",
+        engine("test_worker_keeps", "test_calls_that_hang_are_an_outage_though_none_of_them_fails"),
+    ),
+    Bug(
         "one attempt too many",
         "execution.py",
         "    if job.failures + 1 >= job.max_attempts:\n",
