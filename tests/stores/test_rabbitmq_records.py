@@ -8,7 +8,7 @@ import os
 import signal
 import sqlite3
 import time
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
@@ -626,8 +626,11 @@ async def test_without_records_the_way_out_is_named(server: RabbitServer, namesp
         for call in calls:
             with pytest.raises(Unsupported, match="records="):
                 await call()
-        with pytest.raises(Unsupported, match="records="):
-            app.joined(sqlite3.connect(":memory:")).enqueue(nothing.call())
+        with (
+            closing(sqlite3.connect(":memory:")) as connection,
+            pytest.raises(Unsupported, match="records="),
+        ):
+            app.joined(connection).enqueue(nothing.call())
     assert Feature.KEYS not in connect(server.url()).features
 
 

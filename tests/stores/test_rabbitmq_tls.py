@@ -23,6 +23,16 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.needs("rabbitmq")
 HOURS = datetime.timedelta(hours=24)
+NO_USE = dict.fromkeys(
+    (
+        "digital_signature", "content_commitment", "key_encipherment", "data_encipherment",
+        "key_agreement", "key_cert_sign", "crl_sign", "encipher_only", "decipher_only",
+    ),
+    False,
+)  # fmt: skip
+CA_USE = x509.KeyUsage(**NO_USE | {"key_cert_sign": True, "crl_sign": True})
+SERVER_USE = x509.KeyUsage(**NO_USE | {"digital_signature": True})
+"""Since Python 3.13 an authority must say that it may sign."""
 
 
 class Authority:
@@ -73,6 +83,7 @@ class Authority:
             .not_valid_before(now - HOURS)
             .not_valid_after(now + HOURS)
             .add_extension(x509.BasicConstraints(ca=ca, path_length=None), critical=True)
+            .add_extension(CA_USE if ca else SERVER_USE, critical=True)
             .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
             .add_extension(
                 x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(issuer),
