@@ -32,6 +32,7 @@ __all__ = [
     "RedisServer",
     "Server",
     "free_port",
+    "listens",
     "remove_shared",
     "shared",
 ]
@@ -351,7 +352,7 @@ class RabbitServer(Server):
             )  # fmt: skip
             # Erlang starts one of its own where it finds none, and leaves it behind.
             deadline = time.monotonic() + PATIENCE
-            while not _listens(self._epmd_port):
+            while not listens(self._epmd_port):
                 assert time.monotonic() < deadline, "no epmd"
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     self._epmd.wait(0.02)
@@ -428,7 +429,8 @@ def _is_there(pid: int) -> bool:
     return False
 
 
-def _listens(port: int) -> bool:
+def listens(port: int) -> bool:
+    """Whether anybody does there."""
     try:
         socket.create_connection(("127.0.0.1", port), 10).close()
     except OSError:

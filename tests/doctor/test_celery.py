@@ -255,9 +255,13 @@ def test_a_real_rabbitmq() -> None:
         assert report.reached
         assert "guest:guest" not in report.url
         assert found(report, "CE18") == (NOTE, "no queue doctored")
-        assert found(report, "CE19")[1].startswith("RabbitMQ ")
-        # With confirms, quorum and late acknowledgement, a task survives what it may.
-        assert (report.accepted, report.exit_code) == (Durability.POWER, 0)
+        # With confirms, quorum and late acknowledgement, a task survives what it may; but since
+        # 4.0 a message without a dead letter exchange is dropped when it was handed out often.
+        if found(report, "CE19")[1].startswith("RabbitMQ 3."):
+            assert (report.accepted, report.exit_code) == (Durability.POWER, 0)
+        else:
+            assert found(report, "CE19")[0] is ERROR
+            assert (report.accepted, report.exit_code) == (Durability.MEMORY, 1)
         channel.queue_declare("doctored", durable=True, arguments={"x-queue-type": "quorum"})
         app.tasks["shop.add"].delay(1, 2)
         assert found(examine(app), "CE18") == (OK, "doctored: 1 waiting")

@@ -11,7 +11,8 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
-from tests.servers import RabbitServer, free_port
+from tests.proof.patience import until
+from tests.servers import RabbitServer, free_port, listens
 
 from outlast import Outlast
 from outlast.errors import ConfigurationError
@@ -122,6 +123,7 @@ def port(authority: Authority) -> Iterator[int]:
     )
     try:
         server.start()
+        until(lambda: listens(port), 60.0, "it takes TLS", beat=0.02)  # later than the other
         yield port
     finally:
         server.remove()
