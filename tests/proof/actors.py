@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from tests.proof.journal import Journal, Memo
@@ -15,14 +15,14 @@ from outlast.job import Job
 from outlast.lifeline import Lifeline
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Coroutine
     from pathlib import Path
 
     from tests.proof.journal import Witness
 
     from outlast.store import Store
 
-__all__ = ["drained", "drained_in_child", "dumped_in_child", "live"]
+__all__ = ["answered_in_child", "drained", "drained_in_child", "dumped_in_child", "live"]
 
 BACKLOG = 200
 """Jobs that may be waiting before the adders pause: the takers have to see them all."""
@@ -135,8 +135,7 @@ def dumped_in_child(
         finally:
             await store.close()
 
-    in_child(lambda: _write(answer, asyncio.run(dumped())), seconds)
-    return _read(answer)
+    return answered_in_child(dumped, answer, seconds)
 
 
 def drained_in_child(
@@ -144,16 +143,16 @@ def drained_in_child(
 ) -> dict[str, Job]:
     """The same in a forked child, which leaves no connection behind in this process."""
 
-    def body() -> None:
-        _write(answer, asyncio.run(drained(open_store, Journal(witness))))
+    return answered_in_child(lambda: drained(open_store, Journal(witness)), answer, seconds)
 
-    in_child(body, seconds)
-    return _read(answer)
+
+def answered_in_child(
+    ask: Callable[[], Coroutine[Any, Any, dict[str, Job]]], answer: Path, seconds: float
+) -> dict[str, Job]:
+    """What a coroutine finds in a forked child, handed over in a file."""
+    in_child(lambda: _write(answer, asyncio.run(ask())), seconds)
+    return msgspec.json.decode(answer.read_bytes(), type=dict[str, Job])
 
 
 def _write(answer: Path, final: dict[str, Job]) -> None:
     answer.write_bytes(msgspec.json.encode(final))
-
-
-def _read(answer: Path) -> dict[str, Job]:
-    return msgspec.json.decode(answer.read_bytes(), type=dict[str, Job])

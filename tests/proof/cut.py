@@ -322,14 +322,17 @@ class Outlast(OnFile):
             store = self._store(folder)
             store.open_now()
             store.close_now()
-            url = f"sqlite:///{store.path}?durability={self.durability}"
-            answer.write_text(str(asyncio.run(examine(url)).accepted))
+            answer.write_text(str(asyncio.run(examine(self.url(folder))).accepted))
 
         in_child(look, 60)
         return answer.read_text()
 
     def prepare(self, folder: Path) -> None:
         """The file is made under load as well."""
+
+    def url(self, folder: Path) -> str:
+        """Where the store is, on a disk that is mounted there."""
+        return f"sqlite:///{folder / 'proof.db'}?durability={self.durability}"
 
     def _store(self, folder: Path) -> SqliteStore:
         return sqlite_store(folder / "proof.db", durability=self.durability)

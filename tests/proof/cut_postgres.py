@@ -121,8 +121,12 @@ class OutlastOnPostgres(OnServer):
         self._asked = asked
         self.survives = asked != "process"
 
+    def url(self, folder: Path) -> str:
+        """Where the store is, on a disk that is mounted there."""
+        return self._server.url(durability=self._asked)
+
     def _store(self) -> Store:
-        return connect(self._server.url(durability=self._asked))
+        return connect(self.url(self._server.data))
 
     def predict(self, folder: Path) -> str:
         """What doctor says of such a server, in words of the enum."""

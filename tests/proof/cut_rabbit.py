@@ -1,37 +1,50 @@
 """Power cuts of a private RabbitMQ, on the rig of ``tests.proof.cut``: quorum and classic queues.
 
-Run it as root: ``python -m tests.proof.cut_rabbit --rounds 5 --load rabbit-outlast``.
+Run it as root: ``python -m tests.proof.cut_rabbit --rounds 5 --load rabbit-outlast``. With records
+(``--load rabbit-records-postgres``) these lie on the same disk.
 """
 
 from __future__ import annotations
 
 import asyncio
 import atexit
+import os
 from typing import TYPE_CHECKING, Any
 
 import pika
 from tests.proof import journal as journals
-from tests.proof.cut import Outcome, main
+from tests.proof.actors import answered_in_child, live
+from tests.proof.cut import Outcome, Outlast, judged, main
+from tests.proof.cut_postgres import OutlastOnPostgres
+from tests.proof.cut_redis import Redis
+from tests.proof.journal import Journal
 from tests.proof.patience import linger, until
+from tests.proof.processes import in_child
+from tests.proof.stage import QUEUE, TASK, Stage
 from tests.rabbit import channel
 from tests.servers import RabbitServer
 
+from outlast.doctor import examine
 from outlast.job import Job
+from outlast.store import Durability
 from outlast.stores import connect
+from outlast.stores.news import WORK
 from outlast.stores.rabbitmq.declaring import SETTLE
 from outlast.stores.rabbitmq.letters import read
+from outlast.stores.urls import with_records
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from tests.proof.cut import Load
-    from tests.proof.journal import Journal
 
 __all__ = ["LOADS"]
 
 IMAGE_BYTES = 512 << 20
 PATIENCE = 180.0
+BEAT = 0.1
+"""Seconds between two looks at what else there is to do."""
 MISSING = 404
 QUORUM: dict[str, Any] = {"x-queue-type": "quorum"}
 CLASSIC: dict[str, Any] = {"x-queue-type": "classic", "x-queue-version": 2}
@@ -156,8 +169,112 @@ class OutlastOnBroker(OnBroker):
         return {read(body)[0].id for body in self.bodies("outlast/cut/default/t")}
 
 
+class Recorded(OnBroker):
+    """Bells on the broker and jobs in records, on one disk: the power goes for both at once.
+
+    Afterwards whoever works starts only what he is rung for: he never looks by himself.
+    """
+
+    def __init__(self, records: Outlast | OutlastOnPostgres | Redis) -> None:
+        super().__init__()
+        self._records = records
+
+    def lay(self, folder: Path) -> None:
+        self._records.lay(folder)
+
+    def predict(self, folder: Path) -> str:
+        """What doctor says of the two together, in words of the enum."""
+        answer = folder / "said"
+
+        async def look() -> None:
+            store = self._store(folder)
+            await store.open()
+            await store.close()
+            answer.write_text(str((await examine(self._url(folder))).accepted))
+
+        try:
+            self.prepare(folder)
+            in_child(lambda: asyncio.run(look()), PATIENCE)
+            return answer.read_text()
+        finally:
+            self.end()
+
+    def prepare(self, folder: Path) -> None:
+        """Both run, and the queue of the bells is there, as in a line that is in use."""
+        self._records.prepare(folder)
+        super().prepare(folder)
+
+        async def ring() -> None:
+            store = self._store(folder)
+            await self._opened(store)
+            store._bells.ring({(QUEUE, TASK): 1})
+            while not (heard := store._bells.take([QUEUE], [TASK], 1)):
+                await _beat()  # in which the list is filled
+                if heard:
+                    return
+
+        in_child(lambda: asyncio.run(ring()), PATIENCE)
+
+    def end(self) -> None:
+        super().end()
+        self._records.end()
+
+    def _url(self, folder: Path) -> str:
+        return with_records(self._server.url(), self._records.url(folder))
+
+    def _store(self, folder: Path) -> Any:
+        return connect(self._url(folder))
+
+    async def _opened(self, store: Any) -> None:
+        """Opened, and sent whatever is rung."""
+        await store.open()
+        store._bells.take([QUEUE], [TASK], 1)
+        async with asyncio.timeout(PATIENCE):
+            while not (store._bells.listens and store._bells.engine.outbox.takes):
+                await _beat()
+
+    def run(self, folder: Path, journal: Journal, number: int) -> None:
+        async def for_ever() -> None:
+            store = self._store(folder)
+            await self._opened(store)
+            await live(lambda: store, journal, os.getpid(), lease=2.0)
+
+        asyncio.run(for_ever())
+
+    def judge(self, folder: Path, witness: Path) -> Outcome:
+        self._records.prepare(folder)
+        self._server.start()
+
+        async def rung() -> dict[str, Job]:
+            store = self._store(folder)
+            await self._opened(store)
+            stage = Stage(store, Journal(witness), worker="last")
+            async with asyncio.timeout(PATIENCE):
+                while (await store.depth(QUEUE)).live:
+                    await store.recover(1000)
+                    await store.wait([QUEUE], BEAT)
+                    if store._news.is_new(WORK, [QUEUE]):
+                        await stage.end(await stage.claim(100, 60.0), "done")
+            found = await stage.dump()
+            await store.close()
+            return found
+
+        try:
+            return judged(witness, answered_in_child(rung, witness / "final.json", 2 * PATIENCE))
+        finally:
+            self.end()
+
+
+async def _beat() -> None:
+    """A moment between two looks for what another thread does."""
+    await asyncio.wait((asyncio.get_running_loop().create_future(),), timeout=BEAT)
+
+
 LOADS: Mapping[str, Callable[[], Load]] = {
     "rabbit-outlast": OutlastOnBroker,
+    "rabbit-records-sqlite": lambda: Recorded(Outlast(Durability.POWER)),
+    "rabbit-records-postgres": lambda: Recorded(OutlastOnPostgres()),
+    "rabbit-records-redis": lambda: Recorded(Redis("", appendfsync="always")),
     "rabbit-quorum": lambda: Plain(QUORUM),
     "rabbit-classic": lambda: Plain(CLASSIC),
 }

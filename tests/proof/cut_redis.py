@@ -49,7 +49,7 @@ class Redis:
         answer = folder / "said"
 
         def look() -> None:
-            answer.write_text(str(asyncio.run(examine(self._url())).accepted))
+            answer.write_text(str(asyncio.run(examine(self.url(folder))).accepted))
 
         self.prepare(folder)
         try:
@@ -65,15 +65,16 @@ class Redis:
         self.server = RedisServer(**self.settings, dir=str(data))
         self.server.start()
 
-    def _url(self) -> str:
+    def url(self, folder: Path) -> str:
+        """Where the store is, on a disk that is mounted there."""
         assert self.server is not None
         return self.server.url(query=self.query)
 
-    def _store(self) -> Store:
-        return connect(self._url())
+    def _store(self, folder: Path) -> Store:
+        return connect(self.url(folder))
 
     def run(self, folder: Path, journal: Journal, number: int) -> None:
-        asyncio.run(live(self._store, journal, os.getpid(), lease=2.0))
+        asyncio.run(live(lambda: self._store(folder), journal, os.getpid(), lease=2.0))
 
     def end(self) -> None:
         """At once: what it had not yet given to the disk is gone with the file system."""
@@ -84,7 +85,7 @@ class Redis:
     def judge(self, folder: Path, witness: Path) -> Outcome:
         self.prepare(folder)
         try:
-            final = drained_in_child(self._store, witness, witness / "final.json")
+            final = drained_in_child(lambda: self._store(folder), witness, witness / "final.json")
         finally:
             self.end()
         return judged(witness, final)

@@ -118,7 +118,9 @@ TITLES = {
     "cut-rabbit": (
         "Real power cuts under RabbitMQ",
         "The same under a private broker: the store's quorum queues, and beside them the client"
-        " alone, each message confirmed, on a quorum queue and on a durable classic one.",
+        " alone, each message confirmed, on a quorum queue and on a durable classic one. With"
+        " records in another store, both lie on that disk, and afterwards only what is rung for is"
+        " started.",
     ),
     "nth": (
         "N-th failure",

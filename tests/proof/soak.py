@@ -81,7 +81,10 @@ SERVER_LOADS = (
     *("postgres-power", "postgres-role-off", "postgres-power", "postgres-process"),
     *("plain-postgres", "plain-postgres-async"),
 )
-BROKER_LOADS = ("rabbit-outlast", "rabbit-outlast", "rabbit-quorum", "rabbit-classic")
+BROKER_LOADS = (
+    *("rabbit-outlast", "rabbit-records-sqlite", "rabbit-quorum", "rabbit-records-postgres"),
+    *("rabbit-outlast", "rabbit-records-redis", "rabbit-classic"),
+)
 PARTS = 4
 DEEDS = ("--rounds", "1000000", "--beside", "4")
 LOADS = (
