@@ -270,18 +270,25 @@ def test_time_in_which_the_process_stood_still_was_not_waited(
 
 
 @pytest.mark.parametrize("beside", [True, False], ids=["nobody knows who is first", "second"])
+@pytest.mark.parametrize(
+    ("before", "waiting"), [(0.0, 20.0), (14.8, 0.5), (16.0, 5.0)], ids=["long", "short", "late"]
+)
 async def test_a_lease_that_ran_out_while_all_waited_for_the_lock_is_renewed(
-    db: Path, opened: Opener, other: apsw.Connection, beside: bool
+    db: Path, opened: Opener, other: apsw.Connection, beside: bool, before: float, waiting: float
 ) -> None:
-    """Its worker waits beside the one that recovers, or comes after it."""
+    """Its worker waits beside the one that recovers, or comes after it.
+
+    Who recovers came when the lock was taken, or in time, or when the lease was over already.
+    """
     clock = FakeClock()
     mine, theirs = opened(db, clock=clock), opened(db, clock=clock)
     mine.add_now([job("a")])
     [claim] = mine.claim_now(["default"], [None], 1, 15, "w")
     other.execute(LOCKED)
+    clock.advance(before)
     recovered = asyncio.ensure_future(theirs.recover(10))
     await asyncio.sleep(0)
-    clock.advance(20)
+    clock.advance(waiting)
     renewed = asyncio.ensure_future(mine.renew([claim], 15)) if beside else None
     await asyncio.sleep(0)
     other.execute("ROLLBACK")

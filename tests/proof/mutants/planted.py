@@ -307,6 +307,13 @@ WORKER_BUGS = (
         ("tests/stores/test_sqlite_vanished.py",),
     ),
     Bug(
+        "whoever waits for the lock for long judges leases all the same",
+        UPKEEP,
+        "    if moves.clock.monotonic() - asked > HELD_UP:\n",
+        "    if limit <= 0:\n",
+        ("tests/stores/test_sqlite_contention.py",),
+    ),
+    Bug(
         "whoever waits for the lock recovers what could not be renewed",
         UPKEEP,
         "    rows = fetch(moves.connection, _OVERDUE, asked, moves.space, limit)\n",

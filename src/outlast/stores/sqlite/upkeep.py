@@ -44,6 +44,8 @@ __all__ = [
 
 STRANDED = -1.0
 """The lease of a claim that was made before the machine restarted."""
+HELD_UP = 1.0
+"""Seconds that a look at the leases may wait for the lock; after more it looks another time."""
 KEPT = 1_000_000
 """Done jobs kept at most, whatever their time."""
 _WORKER_MEMORY = 3600.0
@@ -160,8 +162,11 @@ def recover(moves: Moves, limit: int, asked: float) -> int:
     """See ``Store.recover``: nobody knows what became of these workers.
 
     A lease has to be over when that was ``asked``, by the monotonic clock. While the call waited
-    for the lock nobody could renew, and those who wanted to are waiting beside it.
+    for the lock nobody could renew, and those who wanted to are waiting beside it. Nor could they
+    before, perhaps: of a call that had to wait for long nobody knows how long the others have.
     """
+    if moves.clock.monotonic() - asked > HELD_UP:
+        return 0
     rows = fetch(moves.connection, _OVERDUE, asked, moves.space, limit)
     failure = Failure(kind="crash", message="the lease ran out: the worker died or was cut off")
     _return(moves, [(row, "crash" if row[7] else "suspect") for row in rows], failure)
