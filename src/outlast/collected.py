@@ -27,13 +27,17 @@ PATIENCE = 5.0
 """Seconds that the thread which lost the object waits. It may be holding what ``act`` needs."""
 
 
-def when_collected(owner: T, act: Callable[[], object]) -> weakref.finalize[..., T]:
+def when_collected(
+    owner: T, act: Callable[[], object], *, here: bool = False
+) -> weakref.finalize[..., T]:
     """Call ``act`` once ``owner`` is gone, or at the end of the program; ``detach`` to prevent it.
 
     ``act`` must not refer to ``owner``. Usually it is done before the statement that lets go of
-    the owner has ended; it never runs inside a thread of ours, nor is it waited for there.
+    the owner has ended; it never runs inside a thread of ours, nor is it waited for there. Any
+    other thread that lost the owner does it itself if it must be ``here``, as what belongs to an
+    event loop of that thread.
     """
-    end = weakref.finalize(owner, _Tidier.tidy, act)
+    end = weakref.finalize(owner, _Tidier.tidy, act, here)
     _Tidier.start()
     return end
 
@@ -59,14 +63,15 @@ class _Tidier:
             cls._latest = cls()
 
     @staticmethod
-    def tidy(act: Callable[[], object]) -> None:
+    def tidy(act: Callable[[], object], here: bool) -> None:
         self = _Tidier._latest
-        if self is None or self._ended or self._pid != os.getpid():
+        ours = threading.current_thread().name.startswith("outlast")
+        if self is None or self._ended or self._pid != os.getpid() or (here and not ours):
             act()
             return
         done = threading.Event()
         self._acts.put((act, done))
-        if not threading.current_thread().name.startswith("outlast"):
+        if not ours:
             done.wait(PATIENCE)
 
     def _work(self) -> None:

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.dropin.children import child
+from tests.proof.patience import until
 
 from outlast import LifoQueue, PriorityQueue, Queue
+from outlast.stores.sqlite.writer import Writer
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -183,6 +185,36 @@ def test_an_object_that_nobody_uses_gives_everything_back(url: str) -> None:
     assert rest(queue) == list(range(1, 50))
 
 
+def test_a_queue_may_be_collected_by_the_thread_of_its_own_store(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The collector runs in whatever thread makes an object; that one can't wait for itself."""
+    queue: Queue[int] = Queue(name="q", url=url)
+    for number in range(10):
+        queue.put_nowait(number)
+    assert queue.get_nowait() == 0
+    store: Any = queue._line.store
+    job = queue._line.job(10, b"")
+    serve = Writer._serve
+
+    def serve_amid_garbage(self: Writer, group: Any) -> None:
+        gc.collect()
+        serve(self, group)
+
+    monkeypatch.setattr(Writer, "_serve", serve_amid_garbage)
+    gc.disable()
+    try:
+        cycle: list[Any] = [queue]
+        cycle.append(cycle)
+        del queue, cycle
+        store.add_now([job])
+    finally:
+        gc.enable()
+    again: Queue[int] = Queue(name="q", url=url)
+    until(lambda: again.qsize() == 11, 60.0, "it gave back what it held")
+    assert rest(again) == list(range(11))
+
+
 @pytest.mark.timeout(240)
 def test_nothing_confirmed_is_lost_and_nothing_invented_when_producers_are_killed(
     url: str,
@@ -216,11 +248,14 @@ def test_every_item_is_handled_though_consumers_are_killed(url: str) -> None:
     asyncio.run(filling.close())
     chance = Random(5)
     while True:
-        with child("""
+        most = chance.randrange(1, 30)
+        with child(f"""
             queue = Queue(name="q", url=URL)
+            lives = iter(range({most}))
             async def consume():
                 while True:
                     number = await queue.get()
+                    if next(lives, None) is None: await forever()
                     say(number)
                     await asyncio.sleep(0)
                     queue.task_done()
@@ -230,7 +265,7 @@ def test_every_item_is_handled_though_consumers_are_killed(url: str) -> None:
             await forever()
         """, url) as program:  # fmt: skip
             lines = [program.line()]
-            for _ in range(chance.randrange(30)):
+            for _ in range(chance.randrange(most)):
                 if lines[-1] != "done":
                     lines.append(program.line())
             lines += program.kill()
@@ -240,7 +275,7 @@ def test_every_item_is_handled_though_consumers_are_killed(url: str) -> None:
         if done:
             break
         assert kills < 200
-    assert kills > 3
+    assert kills > 2  # none handles more than 29
     assert set(handled) == set(range(total))
     queue: Queue[int] = Queue(name="q", url=url)
     assert rest(queue) == []

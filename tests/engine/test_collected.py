@@ -12,6 +12,9 @@ from outlast import collected
 from outlast.collected import when_collected
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+if TYPE_CHECKING:
     import pytest
 
 
@@ -19,9 +22,9 @@ class Owner:
     """Somebody who leaves something behind."""
 
 
-def lose(act: object) -> None:
+def lose(act: Callable[[], object], *, here: bool = False) -> None:
     owner = Owner()
-    when_collected(owner, act)  # type: ignore[arg-type]
+    when_collected(owner, act, here=here)
     del owner
 
 
@@ -74,6 +77,23 @@ def test_a_thread_of_ours_is_never_waited_for() -> None:
     writer.start()
     writer.join(60)
     assert done.wait(60)
+
+
+def test_the_thread_that_loses_the_owner_may_do_it_itself_unless_it_is_ours() -> None:
+    seen: list[str] = []
+
+    def note() -> None:
+        seen.append(threading.current_thread().name)
+
+    def serve() -> None:
+        lose(note, here=True)
+
+    for name in ("user", "outlast-writer"):
+        thread = threading.Thread(target=serve, name=name)
+        thread.start()
+        thread.join(60)
+    lose(note)
+    assert seen == ["user", "outlast-tidy", "outlast-tidy"]
 
 
 def test_it_is_done_at_the_end_of_the_program() -> None:

@@ -193,8 +193,8 @@ class Line:
 
     def _let_go(self) -> Sequence[Job]:
         """Decide about everything in our hands; what has to be put again."""
-        if self._renewer is not None and not self._renewer.get_loop().is_closed():
-            self._renewer.cancel()
+        if self._renewer is not None and not (loop := self._renewer.get_loop()).is_closed():
+            loop.call_soon_threadsafe(self._renewer.cancel)  # the collector runs in any thread
         covered = self.holds.covered
         held = [entry for entry in self.holds.drain() if not entry.paid]
         if covered:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import weakref
 from asyncio import current_task
 from math import inf
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from outlast.chance import SystemChance
 from outlast.clock import SystemClock
+from outlast.collected import when_collected
 from outlast.errors import ConfigurationError, JobNotFound, Unsupported
 from outlast.job import Status
 from outlast.limits import check_name
@@ -117,7 +117,7 @@ class Queue(asyncio.Queue[T]):
         self._gets = Gets(self._line, self._pump)
         self._bound: asyncio.AbstractEventLoop | None = None
         # It holds the line and not the queue: what this one leaves behind is tidied up after it.
-        self._end = weakref.finalize(self, self._line.close_now)
+        self._end = when_collected(self, self._line.close_now, here=True)
 
     # -- what it is
 
