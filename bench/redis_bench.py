@@ -35,7 +35,7 @@ ROOT = Path(__file__).parents[1]
 PEERS = tuple(name for name in SIDES if name not in ("outlast", "raw"))
 JOBS = {
     "outlast": 40_000, "raw": 40_000, "dramatiq": 4000, "taskiq": 4000, "saq": 2000,
-    "streaq": 2000, "celery": 500, "rq": 300,
+    "arq": 1000, "streaq": 2000, "celery": 500, "rq": 300,
 }  # fmt: skip
 """Of a drain: about as many as a side does in two seconds. The rate is a rate."""
 PINGS = 200
@@ -61,7 +61,7 @@ class Bench:
         return os.environ | told | {"PYTHONPATH": str(ROOT), "C_FORCE_ROOT": "1"}
 
     def _do(self, env: dict[str, str], what: str, size: float) -> Any:
-        words = [sys.executable, "-W", "ignore", "-m", "bench.redis_work", env[SIDE], what]
+        words = SIDES[env[SIDE]].module("bench.redis_work", env[SIDE], what)
         done = subprocess.run(
             [*words, str(size)], env=env, cwd=ROOT, stdout=subprocess.PIPE, check=True
         )

@@ -30,7 +30,7 @@ TEXT = "N" + "x" * 99
 CALLERS = 100
 BULK = 1000
 URL = os.environ.get(SERVER, "redis://127.0.0.1:1")
-PYTHON = [sys.executable, "-W", "ignore", "-m"]
+ARQ = Path(__file__).parents[1] / ".venv-bench-arq" / "bin" / "python"
 
 _ping = struct.Struct("<dd")
 
@@ -51,6 +51,8 @@ async def run_async(text: str) -> None:
 class Side:
     """``put`` is a coroutine function, or for a client that blocks a plain one."""
 
+    python = sys.executable
+    """What runs it: the peers don't all bear one version of redis-py."""
     blocks = False
     bulk: Callable[[Sequence[str]], Any] | None = None
     filled: Callable[[Sequence[str]], Any] | None = None
@@ -67,7 +69,11 @@ class Side:
 
     def worker(self) -> list[str]:
         """Its words, for a process that works off what was put in."""
-        return [*PYTHON, "bench.redis_work", os.environ[SIDE], "work"]
+        return self.module("bench.redis_work", os.environ[SIDE], "work")
+
+    @classmethod
+    def module(cls, *words: str) -> list[str]:
+        return [cls.python, "-W", "ignore", "-m", *words]
 
     async def work(self) -> None:
         raise AssertionError("a side says it")
@@ -99,7 +105,8 @@ class Ours(Side):
         await app.close()
 
     def worker(self) -> list[str]:
-        return [*PYTHON, "outlast", "worker", "bench.redis_work:app", "--create", "-c", "100"]
+        words = ["worker", "bench.redis_work:app", "--create", "-c", "100"]
+        return self.module("outlast", *words)
 
 
 class Raw(Side):
@@ -171,6 +178,35 @@ class Saq(Side):
         await Worker(self.queue, functions=[("noop", noop)], concurrency=CALLERS).start()
 
 
+class Arq(Side):
+    python = str(ARQ)
+
+    async def open(self) -> None:
+        from arq import create_pool
+        from arq.connections import RedisSettings
+
+        self.pool = await create_pool(RedisSettings.from_dsn(URL))
+
+    def put(self, text: str) -> Any:
+        return self.pool.enqueue_job("noop", text)
+
+    async def close(self) -> None:
+        await self.pool.aclose()
+
+    async def work(self) -> None:
+        from arq import Worker, func
+        from arq.connections import RedisSettings
+
+        async def noop(context: Any, text: str) -> None:
+            run(text)
+
+        worker = Worker(
+            functions=[func(noop, name="noop")], redis_settings=RedisSettings.from_dsn(URL),
+            keep_result=0, max_jobs=CALLERS,
+        )  # fmt: skip
+        await worker.async_run()
+
+
 class Streaq(Side):
     def _make(self) -> Any:
         from streaq import Worker
@@ -216,7 +252,7 @@ class Taskiq(Side):
 
     def worker(self) -> list[str]:
         words = ["taskiq", "worker", "-w", "1", "--log-level", "ERROR"]
-        return [*PYTHON, *words, "bench.redis_work:broker"]
+        return self.module(*words, "bench.redis_work:broker")
 
 
 class Dramatiq(Side):
@@ -234,7 +270,7 @@ class Dramatiq(Side):
         self.actor.send(text)
 
     def worker(self) -> list[str]:
-        return [*PYTHON, "dramatiq", "-p", "1", "-t", "8", "bench.redis_work:broker"]
+        return self.module("dramatiq", "-p", "1", "-t", "8", "bench.redis_work:broker")
 
 
 class Rq(Side):
@@ -281,12 +317,12 @@ class Celery(Side):
 
     def worker(self) -> list[str]:
         words = ["-A", "bench.redis_work:broker", "worker", "-l", "ERROR", "-P", "prefork", "-c"]
-        return [*PYTHON, "celery", *words, "2", "--without-gossip", "--without-mingle"]
+        return self.module("celery", *words, "2", "--without-gossip", "--without-mingle")
 
 
 SIDES: dict[str, type[Side]] = {
-    "outlast": Ours, "raw": Raw, "saq": Saq, "streaq": Streaq, "taskiq": Taskiq,
-    "dramatiq": Dramatiq, "rq": Rq, "celery": Celery,
+    "outlast": Ours, "raw": Raw, "arq": Arq, "saq": Saq, "streaq": Streaq,
+    "taskiq": Taskiq, "dramatiq": Dramatiq, "rq": Rq, "celery": Celery,
 }  # fmt: skip
 
 # What the command lines of taskiq, Dramatiq and Celery import.
