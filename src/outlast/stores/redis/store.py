@@ -150,7 +150,11 @@ class RedisStore(Stepped, Moved, Served[Engine]):
         return total
 
     async def recover_worker(self, worker: str, cause: Death) -> int:
-        return await self._do(upkeep.recover_worker(worker, cause))
+        many, more = 0, True
+        while more:
+            found, more = await self._do(upkeep.recover_worker(worker, cause))
+            many += found
+        return many
 
     async def prune(self, limit: int) -> int:
         self._running()

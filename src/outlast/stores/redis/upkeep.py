@@ -45,11 +45,12 @@ def recover(limit: int, run: Callable[[], str]) -> Op[tuple[int, bool]]:
     return Op("recover", lambda _: [limit, run()], lambda raw: (raw[0], bool(raw[1])))
 
 
-def recover_worker(worker: str, cause: Death) -> Op[int]:
+def recover_worker(worker: str, cause: Death) -> Op[tuple[int, bool]]:
+    """A piece of what it held: how many, and whether there is more."""
     args: list[Arg] = [worker, int(cause.sole), dump(cause.failure)]
     for named in (cause.started, cause.blamed):
         args += [-1] if named is None else [len(named), *named]
-    return Op("recover_worker", args, int)
+    return Op("recover_worker", args, lambda raw: (raw[0], bool(raw[1])))
 
 
 def prune(limit: int) -> Op[int]:

@@ -381,7 +381,7 @@ local function leave_lane(id, H)
   if not holder then let_go(lane) end
 end
 
--- At most so many that have come due go among the others; whether there were any, and more.
+-- At most so many that have come due go among the others; how many did, and whether there may be more.
 local function promote(line, limit)
   local due = call('ZRANGEBYSCORE', P .. 'l' .. line, '-inf', now, 'LIMIT', 0, limit)
   for _, place in ipairs(due) do
@@ -389,7 +389,7 @@ local function promote(line, limit)
     offer(line, place)
   end
   if #due > 0 then news(queue_of(line)) end
-  return #due > 0, #due == limit
+  return #due, #due == limit
 end
 
 -- Steps and events

@@ -107,12 +107,12 @@ for _, id in ipairs(call('ZRANGEBYSCORE', P .. 'x', '-inf', now, 'LIMIT', 0, STE
   if H then end_waiting(id, H, state(id), EXPIRED) else call('ZREM', P .. 'x', id) end
 end
 
-local lines, more = {}, false
+local lines, more, left = {}, false, STEPS
 for n = 1, many do
   local queue, line = ARGV[8 + 2 * n], ARGV[9 + 2 * n]
   if call('SISMEMBER', P .. 'p', queue) == 0 then
-    local _, rest = promote(line, STEPS)
-    more = more or rest
+    local came, rest = promote(line, left)
+    left, more = left - came, more or rest
     local of = {name = line, next = newest and newest_of(line) or oldest_of(line)}
     of.head = head(of)
     if of.head then lines[#lines + 1] = of end

@@ -1,6 +1,6 @@
--- Taking back all that a dead worker held. Needs base.lua.
+-- Taking back what a dead worker held, at most STEPS at a time. Needs base.lua.
 -- ARGV: now, mono, worker, sole (1), failure, started: how many or -1 for all, ids; blamed: the same.
--- Answer: how many.
+-- Answer: how many, and 1 if there is more.
 
 despite_full_memory()
 local worker, sole, failure = ARGV[3], ARGV[4] == '1', ARGV[5]
@@ -19,7 +19,8 @@ local function named()
 end
 
 local started, blamed = named(), named()
-local ids, many = call('SMEMBERS', P .. 'w' .. worker), 0
+local held, many = P .. 'w' .. worker, 0
+local ids = call('SRANDMEMBER', held, STEPS)
 for _, id in ipairs(ids) do
   local H, S = header(id), state(id)
   if H and S.st == 'r' and S.w == worker then
@@ -36,9 +37,12 @@ for _, id in ipairs(ids) do
       S.u = true
       requeue(id, H, S)
     end
+  else
+    call('SREM', held, id)
   end
 end
+finish()
+if call('EXISTS', held) == 1 then return {many, 1} end
 call('HDEL', P .. 'u', worker)
 call('ZREM', P .. 'v', worker)
-finish()
-return many
+return {many, 0}
