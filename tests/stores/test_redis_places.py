@@ -50,7 +50,8 @@ def servers() -> Iterator[list[RedisServer]]:
 
 
 async def test_a_failover_that_a_sentinel_decides(servers: list[RedisServer]) -> None:
-    master, replica = (RedisServer(appendfsync="always") for _ in range(2))
+    at_once = {"repl-diskless-sync-delay": "0"}
+    master, replica = (RedisServer(appendfsync="always", **at_once) for _ in range(2))
     sentinel = SentinelServer(master, SECRET)
     servers += [master, replica, sentinel]
     master.start()

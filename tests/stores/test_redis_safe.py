@@ -78,7 +78,8 @@ def test_what_the_url_says() -> None:
 @pytest.fixture
 def pair() -> Iterator[tuple[RedisServer, RedisServer]]:
     """A server and its replica, both of which sync each write."""
-    master, replica = (RedisServer(appendfsync="always") for _ in range(2))
+    at_once = {"repl-diskless-sync-delay": "0"}
+    master, replica = (RedisServer(appendfsync="always", **at_once) for _ in range(2))
     try:
         master.start()
         replica.start()
@@ -173,6 +174,42 @@ async def test_nothing_is_acknowledged_that_no_replica_has(
         monkeypatch.undo()
         async with asyncio.timeout(60):
             assert [each.created for each in await store.add([late])] == [False]
+
+
+async def test_no_more_connections_and_no_more_that_block_than_the_docs_say(
+    pair: tuple[RedisServer, RedisServer],
+) -> None:
+    master, replica = pair
+
+    def count(name: str) -> int:
+        return int(master.say("INFO", "clients").split(f"{name}:".encode())[1].split(b"\r")[0])
+
+    before = count("connected_clients")
+    for query, connections, blocked in (("", 2, 0), ("replicas=1&durability=replica", 3, 1)):
+        async with opened(master.url(query=query)) as store:
+            waiters = [asyncio.ensure_future(store.wait([f"q{n}"], 1e6)) for n in range(20)]
+            if blocked:
+                stop(replica)
+            adds = [asyncio.ensure_future(store.add([job()])) for _ in range(20)]
+            found: list[int] = []
+            async with asyncio.timeout(60):
+                while (
+                    len(found) < 50
+                    or max(found) < blocked
+                    or count("connected_clients") < before + connections
+                ):
+                    found.append(count("blocked_clients"))
+                    await asyncio.sleep(0)
+            assert max(found) == blocked
+            assert count("connected_clients") == before + connections
+            go_on(replica)
+            async with asyncio.timeout(60):
+                await asyncio.gather(*adds)
+            for waiter in waiters:
+                waiter.cancel()
+        async with asyncio.timeout(60):
+            while count("connected_clients") > before:
+                await asyncio.sleep(0)
 
 
 async def test_a_line_that_breaks_while_it_is_waited(
