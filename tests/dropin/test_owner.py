@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -99,6 +100,18 @@ async def test_as_many_calls_as_items_settle_all(queue: outlast.Queue[Any]) -> N
     await until(lambda: not queue._line.settling)
     assert (await queue.depth()).live == 1
     assert await left(queue) == ["C"]
+
+
+async def test_a_call_from_a_thread_is_not_taken_for_that_of_the_task_that_runs(
+    queue: outlast.Queue[Any],
+) -> None:
+    other = Consumer(queue)
+    assert await other.do("get") == "A"
+    assert await queue.get() == "B"
+    thread = threading.Thread(target=queue.task_done)
+    thread.start()
+    thread.join()
+    assert await left(queue) == ["A", "B", "C"]
 
 
 async def test_a_helper_and_an_owner(queue: outlast.Queue[Any]) -> None:

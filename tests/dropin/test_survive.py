@@ -304,3 +304,44 @@ def test_a_forked_child_leaves_the_parents_items_alone(url: str) -> None:
     left = rest(Queue[int](name="q", url=url))
     assert len(left) == 12
     assert left == sorted(left)
+
+
+def test_a_forked_child_is_none_of_the_parents_tasks(url: str) -> None:
+    """Though a copy of the one that was running is there: else its helpers would act for it."""
+    with child("""
+        queue = Queue(name="q", url=URL)
+        await queue.put(1)
+        await queue.get()
+        sys.stdout.flush()
+        pid = os.fork()
+        if pid == 0:
+            say("child", queue._caller())
+            os._exit(0)
+        os.waitpid(pid, 0)
+        queue.task_done()
+    """, url) as program:  # fmt: skip
+        assert program.end() == ["child None"]
+    assert rest(Queue[int](name="q", url=url)) == []
+
+
+def test_what_a_stopped_loop_left_behind_is_settled_by_the_next_call(url: str) -> None:
+    """The task that was to settle it is there and isn't done, and nothing will ever run it."""
+    queue = Queue[int](name="q", url=url)
+    queue.put_nowait(1)
+    queue.put_nowait(2)
+
+    async def consume() -> None:
+        await queue.get()
+        queue.task_done()
+
+    loop = asyncio.new_event_loop()
+    try:
+        loop.run_until_complete(consume())
+        assert queue._line.settling
+        queue.get_nowait()
+        queue.task_done()
+        assert not queue._line.settling._waiting
+        assert rest(Queue[int](name="q", url=url)) == []
+        loop.run_until_complete(queue.close())
+    finally:
+        loop.close()

@@ -98,6 +98,8 @@ class Line:
     def _start_anew(self) -> None:
         """Nothing is open and nothing in our hands; in a forked child, that is the parent's."""
         self.opened = False
+        self.thread = 0
+        """Where the event loop runs whose tasks wait here, if any."""
         self.unfinished = 0
         self.sending = 0
         """Items on their way into the store, where there is a ``maxsize``."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from asyncio import current_task
 from math import inf
+from threading import get_ident
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from outlast.chance import SystemChance
@@ -206,7 +207,7 @@ class Queue(asyncio.Queue[T]):
         that awaits what this returns, such as ``asyncio.wait_for``. Raises ``QueueShutDown`` once
         the queue is shut down and has nothing left. Cancelled, it took nothing.
         """
-        return self._get_for(_caller())
+        return self._get_for(self._caller())
 
     async def _get_for(self, owner: object) -> T:
         gets = self._gets
@@ -220,7 +221,7 @@ class Queue(asyncio.Queue[T]):
 
         It looks into the store when nothing is in memory, which blocks for about a millisecond.
         """
-        item: T = self._gets.get_now(_caller()).item
+        item: T = self._gets.get_now(self._caller()).item
         return item
 
     def get_many(self, limit: int) -> Coroutine[Any, Any, list[T]]:
@@ -231,7 +232,7 @@ class Queue(asyncio.Queue[T]):
         """
         if limit < 1:
             raise ValueError(f"limit {limit!r}: use at least 1")
-        return self._get_many_for(limit, _caller())
+        return self._get_many_for(limit, self._caller())
 
     async def _get_many_for(self, limit: int, owner: object) -> list[T]:
         entries = await self._gets.get_many(limit, owner, self._bind)
@@ -251,14 +252,14 @@ class Queue(asyncio.Queue[T]):
         """
         line = self._line
         if item is not _ANY:
-            entry = line.holds.find(_caller(), item)
+            entry = line.holds.find(self._caller(), item)
             if entry is None:
                 raise ValueError(f"task_done() for an item that nobody holds: {item!r}")
             self._gets.done(line.holds.done_with(entry))
         elif line.unfinished <= 0:
             raise ValueError("task_done() called too many times")
         else:
-            self._gets.done(line.holds.done(_caller()))
+            self._gets.done(line.holds.done(self._caller()))
 
     async def join(self) -> None:
         """Wait until every item was taken out and is done, in all processes, and durably so."""
@@ -277,7 +278,7 @@ class Queue(asyncio.Queue[T]):
         >>> async with jobs.item() as job:
         ...     await handle(job)
         """
-        return Item(self._line, self._gets, _caller(), self._bind)
+        return Item(self._line, self._gets, self._caller(), self._bind)
 
     def __aiter__(self) -> AsyncIterator[T]:
         """The items, one by one, until the queue is shut down and empty.
@@ -285,7 +286,7 @@ class Queue(asyncio.Queue[T]):
         Each is done when the next one is asked for. One that the loop is left with, by ``break`` or
         an error, is not: say ``task_done()``, or it comes again.
         """
-        return Items(self._line, self._gets, _caller(), self._bind)
+        return Items(self._line, self._gets, self._caller(), self._bind)
 
     # -- its life
 
@@ -378,6 +379,21 @@ class Queue(asyncio.Queue[T]):
             text += f" tasks={self._unfinished_tasks}"
         return text + (" shutdown" if self._pump.shut else "")
 
+    def _caller(self) -> asyncio.Task[Any] | None:
+        """The asyncio task that runs, or None outside of any.
+
+        The loop that is bound is asked first, in its thread: finding out which one runs is a call
+        of the system each time (Python 3.11).
+        """
+        if self._bound is not None and self._line.thread == get_ident():
+            task = current_task(self._bound)
+            if task is not None:
+                return task
+        try:
+            return current_task()
+        except RuntimeError:
+            return None
+
     def _bind(self) -> asyncio.AbstractEventLoop:
         """The running loop. Who has waited in one loop can't wait in another."""
         loop = asyncio.get_running_loop()
@@ -385,15 +401,8 @@ class Queue(asyncio.Queue[T]):
             self._bound = loop
         if self._bound is not loop:
             raise RuntimeError(f"{self!r} is bound to a different event loop")
+        self._line.thread = get_ident()
         return loop
-
-
-def _caller() -> asyncio.Task[Any] | None:
-    """The asyncio task that runs, or None outside of any."""
-    try:
-        return current_task()
-    except RuntimeError:
-        return None
 
 
 def _check_options(maxsize: object, ack: str, commit: str, max_crashes: object) -> None:

@@ -53,6 +53,9 @@ class Settling:
     def add(self, verdicts: Sequence[Verdict], *, now: bool = False) -> None:
         """Settle these soon, or ``now``: then, and without a running event loop, this blocks."""
         self._waiting += verdicts
+        sender = self._sender
+        if not (now or sender is None or sender.done()) and sender.get_loop().is_running():
+            return  # it takes these as well
         if (now or self._start() is None) and self._direct is not None:
             self.flush_now()
 
