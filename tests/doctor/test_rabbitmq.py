@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.doctor.test_doctor import run
 from tests.rabbit import channel
-from tests.servers import RabbitServer
+from tests.servers import RabbitServer, shared
 
 from outlast.doctor import Severity, examine
 from outlast.doctor.rabbitmq import findings_of
-from outlast.job import Job
+from outlast.doctor.torture import Notes, _remembered
+from outlast.job import Job, Status
 from outlast.store import Durability
 from outlast.stores import connect
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 OK, NOTE, WARNING, ERROR = Severity
 QUEUE = {"name": "outlast/default/default/t", "type": "quorum", "members": ["a"], "online": ["a"]}
@@ -117,3 +124,50 @@ async def test_a_real_broker() -> None:
         server.remove()
     gone = await examine(server.url())
     assert (gone.reached, gone.exit_code) == (False, 3)
+
+
+@pytest.mark.needs("rabbitmq")
+@pytest.mark.timeout(240)
+async def test_torture(tmp_path: Path) -> None:
+    """With records and without. It leaves nothing on the broker."""
+    server = shared(RabbitServer)
+    vhost = server.make_vhost("torture")
+    records = f"sqlite:///{tmp_path}/records.db"
+    await _made(records)
+    url = server.url(vhost=vhost)
+    answers = await asyncio.gather(
+        *(
+            asyncio.to_thread(run, each, "--torture", "2")
+            for each in (url, f"{url}?records={records}")
+        )
+    )
+    for answer in answers:
+        assert answer.returncode == 0, answer.stdout + answer.stderr
+        assert "lost 0, invented 0, stuck 0" in answer.stdout
+    for kind in ("list_queues", "list_exchanges"):
+        assert "outlast-verify" not in server.ctl(kind, "-p", vhost, "name", "--silent")
+
+
+async def _made(url: str) -> None:
+    """The file, and its tables."""
+    store = connect(url)
+    await store.open()
+    await store.close()
+
+
+@pytest.mark.parametrize(
+    ("noted", "left", "found"),
+    [
+        ({"added": "ab", "end": "ab"}, 0, {"a": Status.DONE, "b": Status.DONE}),
+        ({"added": "ab", "start": "b", "end": "a"}, 1, {"a": Status.DONE, "b": Status.QUEUED}),
+        ({"added": "ab", "end": "a"}, 0, {"a": Status.DONE}),
+    ],
+    ids=["fine", "stuck", "lost"],
+)
+def test_what_a_broker_forgets_the_tasks_have_noted(
+    noted: dict[str, str], left: int, found: dict[str, Status]
+) -> None:
+    notes: Notes = defaultdict(dict)
+    for word, ids in noted.items():
+        notes[word] = {id: [(1, 0.0)] for id in ids}
+    assert _remembered(notes, left) == found

@@ -24,12 +24,18 @@ from outlast.stores.rabbitmq.engine import NEEDED, OLDEST
 from outlast.stores.rabbitmq.faults import mapped
 from outlast.stores.rabbitmq.link import THREAD
 from outlast.stores.rabbitmq.topology import (
+    ALONE,
+    BANDS,
+    BELLS,
     LEVELS,
     dead_name,
     level_arguments,
     level_name,
+    news_name,
     plain_arguments,
+    sweep_name,
 )
+from outlast.stores.rabbitmq.topology import Place as Line
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -37,7 +43,7 @@ if TYPE_CHECKING:
     from outlast.stores.rabbitmq.address import Address as Place
     from outlast.stores.urls import Address
 
-__all__ = ["examine", "findings_of"]
+__all__ = ["examine", "findings_of", "remove"]
 
 OK, NOTE, WARNING, ERROR = Severity
 PORT = 15672
@@ -60,6 +66,24 @@ async def examine(address: Address, *, required: Durability | None, quick: bool)
         )  # fmt: skip
         return Report(url=place.shown, required=wanted, findings=(finding,), reached=False)
     return Report(url=place.shown, required=wanted, findings=tuple(findings_of(facts)))
+
+
+def remove(address: Address, namespace: str) -> int:
+    """Delete what stands on the broker of a scratch namespace; how many messages that were."""
+    place = read(address.path, address.options)
+    connection = pika.BlockingConnection(place.parameters("outlast doctor"))
+    found = 0
+    try:
+        channel = connection.channel()
+        names = [Line.of(namespace, "default", "work", band).name for band in (*BANDS, ALONE)]
+        for name in (*names, dead_name(namespace, "default")):
+            found += channel.queue_delete(name).method.message_count
+        channel.queue_delete(Line.of(namespace, "default", "work", BELLS).name)
+        channel.queue_delete(sweep_name(namespace))
+        channel.exchange_delete(news_name(namespace))
+    finally:
+        connection.close()
+    return found
 
 
 def _facts(place: Place, management: str | None, quick: bool) -> dict[str, Any]:

@@ -22,6 +22,8 @@ from outlast.chance import SystemChance
 from outlast.clock import SystemClock
 from outlast.doctor.torture_work import JOURNAL, NAMESPACE, make
 from outlast.job import Status
+from outlast.store import Feature
+from outlast.stores.urls import parse
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
     from outlast.store import Ledger
 
 __all__ = ["Toll", "torture"]
+
+Notes = dict[str, dict[str, list[tuple[int, float]]]]
 
 PRODUCERS, WORKERS = 2, 2
 QUIET = 60.0
@@ -78,8 +82,18 @@ def torture(url: str, *, seconds: float) -> Toll:
         journal = Path(folder, "journal")
         journal.touch(0o600)
         os.environ.update({"OUTLAST_URL": url, NAMESPACE: namespace, JOURNAL: str(journal)})
-        kills = asyncio.run(_kill(seconds, journal))
-        return _count(journal, kills, asyncio.run(_tidy_up()), seconds)
+        left = 0
+        try:
+            kills = asyncio.run(_kill(seconds, journal))
+            found = asyncio.run(_tidy_up())
+        finally:
+            if parse(url).scheme == "rabbitmq":
+                from outlast.doctor.rabbitmq import remove
+
+                left = remove(parse(url), namespace)
+        if found is None:
+            found = _remembered(_notes(journal), left)
+        return _count(_notes(journal), kills, found, seconds)
 
 
 async def _kill(seconds: float, journal: Path) -> list[tuple[float, int]]:
@@ -104,7 +118,7 @@ async def _kill(seconds: float, journal: Path) -> list[tuple[float, int]]:
         for process in processes[:PRODUCERS]:
             process.kill()
             process.wait()
-        await _until_empty(clock)
+        await _until_empty(clock, journal)
     finally:
         for process in processes:
             if process.poll() is None:
@@ -117,24 +131,46 @@ def _has_begun(journal: Path) -> bool:
     return b"added" in journal.read_bytes()
 
 
+def _notes(journal: Path) -> Notes:
+    """What was noted of each job: by which process, and when."""
+    notes: Notes = defaultdict(lambda: defaultdict(list))
+    for line in journal.read_text().splitlines():
+        word, id, pid, at = line.split()
+        notes[word][id].append((int(pid), float(at)))
+    return notes
+
+
 def _start(role: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         [sys.executable, "-m", "outlast.doctor.torture_work", role], stdin=subprocess.PIPE
     )
 
 
-async def _until_empty(clock: SystemClock) -> None:
+async def _until_empty(clock: SystemClock, journal: Path) -> None:
     app = make()
     end = clock.monotonic() + QUIET
     async with app:
-        while (await app.store.depth("default")).live and clock.monotonic() < end:
+        while clock.monotonic() < end and (
+            (await app.store.depth("default")).live
+            if Feature.INSPECT in app.store.features
+            else (notes := _notes(journal))["added"].keys() - notes["end"].keys()
+        ):
             await clock.sleep(0.05)
 
 
-async def _tidy_up() -> dict[str, Status]:
-    """What became of every job; then the namespace is emptied."""
+def _remembered(notes: Notes, left: int) -> dict[str, Status]:
+    """What became of the jobs of a store that forgets what is done: their tasks have noted it."""
+    found = dict.fromkeys(notes["end"], Status.DONE)
+    waiting = [id for id in (notes["added"] | notes["start"]) if id not in found]
+    return found | dict.fromkeys(waiting[:left], Status.QUEUED)
+
+
+async def _tidy_up() -> dict[str, Status] | None:
+    """What became of every job, if the store can tell; then the namespace is emptied."""
     app = make()
     found: dict[str, Status] = {}
+    if Feature.INSPECT not in app.open_store().features:
+        return None
     async with app:
         ledger: Ledger = ledger_of(app.store)
         after = None
@@ -147,12 +183,8 @@ async def _tidy_up() -> dict[str, Status]:
 
 
 def _count(
-    journal: Path, kills: list[tuple[float, int]], stored: dict[str, Status], seconds: float
+    notes: Notes, kills: list[tuple[float, int]], stored: dict[str, Status], seconds: float
 ) -> Toll:
-    notes: dict[str, dict[str, list[tuple[int, float]]]] = defaultdict(lambda: defaultdict(list))
-    for line in journal.read_text().splitlines():
-        word, id, pid, at = line.split()
-        notes[word][id].append((int(pid), float(at)))
     accepted = set(notes["added"])
     killed = {pid: at for at, pid in kills}
     twice = [id for id, ends in notes["end"].items() if len(ends) > 1]

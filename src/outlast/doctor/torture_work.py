@@ -19,6 +19,7 @@ __all__ = ["JOURNAL", "NAMESPACE", "make", "note"]
 
 JOURNAL = "OUTLAST_TORTURE_JOURNAL"
 NAMESPACE = "OUTLAST_TORTURE_NAMESPACE"
+MAKES_NOTHING = ("redis", "rabbitmq")
 _clock = SystemClock()
 
 
@@ -31,8 +32,9 @@ def note(word: str, id: str) -> None:
 
 def make() -> Outlast:
     """The app, on the namespace that the environment names."""
-    # Redis has nothing to be made but the namespace itself, which is a scratch one.
-    create = parse(os.environ["OUTLAST_URL"]).scheme == "redis"
+    # Redis and brokers have nothing to be made but the namespace itself, which is a scratch one.
+    address = parse(os.environ["OUTLAST_URL"])
+    create = (parse(address.records) if address.records else address).scheme in MAKES_NOTHING
     app = Outlast(namespace=os.environ[NAMESPACE], create=create)
 
     # It is killed on purpose, more often than a task may be.
