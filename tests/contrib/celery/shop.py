@@ -27,6 +27,11 @@ def xsum(numbers):
     return sum(numbers)
 
 
+@app.task
+def same(x):
+    return x
+
+
 @shared_task
 def negative(x):
     return -x
@@ -108,6 +113,14 @@ def flows():
         "inside": lambda: (add.s(1, 1) | group(add.s(1), add.s(2) | mul.s(10)) | xsum.s())(),
         "two chords": lambda: chord(
             [add.s(1, 1), chord([add.s(1, 1), add.s(2, 2)], xsum.s())], xsum.s()
+        )(),
+        "groups within groups": lambda: chord(
+            [
+                chain(add.si(1, 1), group(add.s(1), add.s(2))),
+                chord([add.si(1, 1), add.si(2, 2)], same.s()),
+                add.si(5, 5),
+            ],
+            same.s(),
         )(),
         "map": lambda: xsum.map([[1, 2], [3, 4]]).delay(),
         "starmap": lambda: add.starmap([(1, 2), (3, 4)]).delay(),

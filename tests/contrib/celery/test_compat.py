@@ -91,6 +91,7 @@ def test_the_same_program_on_both(tmp_path: Path, server: RedisServer) -> None:
     assert answers["ours"] == answers["theirs"]
     # And both are right, not alike in being wrong.
     assert answers["ours"]["inside"] == 43
+    assert answers["ours"]["groups within groups"] == [[3, 4], [2, 4], 10]
     assert answers["ours"]["retried too often"] == "raised ValueError"
     assert answers["ours"]["notes"] == [
         "4", "ValueError no True", "ValueError still no True", "failure below zero [-1]",

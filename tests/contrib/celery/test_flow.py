@@ -94,6 +94,20 @@ def test_a_chord_waits_for_the_last_of_its_members() -> None:
     assert complete(members) == [body]
 
 
+def test_groups_within_groups_keep_their_shape() -> None:
+    member = chain(s("a"), group(s("b"), chain(s("c"), group(s("d"), s("e")))))
+    outer, *_ = started(chord([group(s("f"), s("g")), member, s("h")], s("total")))
+    plan = message_of(outer)
+    members = [done(id, n) for n, id in enumerate(plan["ids"])]
+    before: list[Job | None] = [None for _ in plan["before"]]
+    (body,) = when_complete(outer.id, plan, [*members, *before], value_of, make)
+    assert message_of(body)["args"] == [[0, 1, [2, [3, 4]], 5]]
+    # One that was stored before there were shapes is finished as it was begun.
+    del plan["shape"]
+    (body,) = when_complete(outer.id, plan, [*members, *before], value_of, make)
+    assert message_of(body)["args"] == [[0, 1, 2, 3, 4, 5]]
+
+
 def test_a_member_that_died_without_a_word_fails_the_body() -> None:
     """Its worker died with it, so it told nobody: the chord's own job finds that out."""
     jobs = started(chord([chain(s("a"), s("b")), s("c")], s("total", link_error=[s("err")])))

@@ -99,6 +99,21 @@ def ends_of(sig: Signature) -> list[str]:
     return [cast("str", sig.id)]
 
 
+def shape_of(sig: Signature) -> Any:
+    """How the results of these come: lists within a list where a group is the last of a member."""
+    if isinstance(sig, chain):
+        return shape_of(sig.tasks[-1])
+    if isinstance(sig, chord) and sig.body is not None:
+        return shape_of(sig.body)
+    if not isinstance(sig, group | chord):
+        return sig.id
+    found: list[Any] = []
+    for member in sig.tasks:
+        # A group that is itself a member is nothing but its members.
+        found += shape_of(member) if isinstance(member, group) else [shape_of(member)]
+    return found
+
+
 def all_of(sig: Signature) -> list[str]:
     """The ids of all jobs of a signature that was frozen."""
     if isinstance(sig, chain | group):
@@ -157,6 +172,7 @@ def _chord(sig: chord, place: Place, make: Callable[..., Job]) -> list[Job]:
     ends = ends_of(header)
     plan = {
         "ids": ends,
+        "shape": shape_of(header),
         "before": sorted(set(all_of(header)) - set(ends)),
         "body": body,
         "errbacks": list(place.errbacks),
@@ -255,7 +271,13 @@ def when_complete(
         text = f"Dependency {failed.id} raised {kind}({why!r})"
         return jobs_of(body.merged(([],)), replace(place, failed=text), make)
     results = [decode(job) for job in ends if job is not None]
+    values = dict(zip(plan["ids"], results, strict=True))
+    results = _laid(plan.get("shape", plan["ids"]), values)
     return jobs_of(body.merged((results,)), place, make)
+
+
+def _laid(shape: Any, values: dict[str, Any]) -> Any:
+    return [_laid(one, values) for one in shape] if isinstance(shape, list) else values[shape]
 
 
 def _derived(id: str, word: str) -> Callable[[], str]:
