@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import json
 import os
 import signal
 import subprocess
@@ -15,6 +17,8 @@ import pytest
 from tests.engine.service import Service, wait_until
 
 from outlast import JobFailed, Status
+from outlast.worker import supervisor
+from outlast.worker.options import WorkerOptions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -358,3 +362,20 @@ def test_a_worker_process_spares_the_garbage_collector(program: str, found: list
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == str(found)
+
+
+def test_a_supervisor_does_not_tidy_up_what_ends_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    frozen: list[int] = []
+
+    def supervise(options: WorkerOptions, announce: object) -> int:
+        frozen.append(gc.get_freeze_count())
+        return 3
+
+    options = WorkerOptions("module:app", queues=("default",))
+    monkeypatch.setenv(supervisor.OPTIONS, json.dumps(options._asdict()))
+    monkeypatch.setattr(supervisor, "supervise", supervise)
+    try:
+        assert supervisor._main() == 3
+        assert gc.get_freeze_count() > frozen[0], "not before, since it may work for years"
+    finally:
+        gc.unfreeze()

@@ -12,6 +12,7 @@ death, and no signal or exit code is ever missed.
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import os
@@ -340,7 +341,11 @@ def _main() -> int:
     options = WorkerOptions(**{**given, "queues": tuple(given["queues"])})
     level = options.log_level.upper()
     logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(message)s")
-    return supervise(options, _banner)
+    code = supervise(options, _banner)
+    # Python looks for garbage once more before it ends, which took longer than all that this does
+    # from the end of the last process on. The system has it all back in a moment.
+    gc.freeze()
+    return code
 
 
 if __name__ == "__main__":
