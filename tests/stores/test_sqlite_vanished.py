@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -274,3 +275,76 @@ def test_a_file_replaced_under_two_processes(db: Path, tmp_path: Path, restored:
     there = {claim.job.id for claim in old.claim_now(["default"], [None], 10**6, 60, "w")}
     old.close_now()
     assert set(acknowledged) <= there
+
+
+@pytest.fixture
+def stamps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is looked at without need, and a stamp is believed though it is a new one."""
+    monkeypatch.setattr(writer, "GLANCE", 60.0)
+    monkeypatch.setattr(files, "SETTLED", 0)
+    monkeypatch.setattr(files, "TICK", 1 << 62)
+
+
+def stamp_anew(folder: Path, before: int) -> None:
+    """Change the folder until that shows: its stamps come from a clock that ticks."""
+    while folder.stat().st_ctime_ns == before:
+        (folder / "other").touch()
+        (folder / "other").unlink()
+
+
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[files.Identity]:
+    seen: list[files.Identity] = []
+    real = files.Identity.check
+
+    def check(self: files.Identity) -> None:
+        seen.append(self)
+        real(self)
+
+    monkeypatch.setattr(files.Identity, "check", check)
+    return seen
+
+
+@pytest.mark.skipif(not files.STAMPED, reason="stamps of folders are believed there alone")
+@pytest.mark.parametrize("victim", list(VICTIMS))
+@pytest.mark.parametrize("act", [delete, replace])
+async def test_a_stamp_of_the_folder_stands_for_its_files_until_it_changes(
+    db: Path,
+    opened: Opener,
+    monkeypatch: pytest.MonkeyPatch,
+    stamps: None,
+    victim: str,
+    act: Callable[[Path], None],
+) -> None:
+    """Commits one after the other look at one thing instead of four, and miss nothing by it."""
+    store = opened(db)
+    await store.add([job("a")])
+    looks = counted(monkeypatch)
+    await store.add([job("b")])
+    looks.clear()
+    await store.add([job("c")])
+    assert not looks
+    before = db.parent.stat().st_ctime_ns
+    act(VICTIMS[victim](db))
+    stamp_anew(db.parent, before)
+    with pytest.raises(EnqueueUncertain, match=r"was (deleted|replaced) while it was in use"):
+        await store.add([job("d")])
+
+
+@pytest.mark.parametrize("stamp", ["fresh", "coarse", "of another kind of system"])
+def test_a_stamp_that_may_not_show_the_next_change_is_not_believed(
+    db: Path, opened: Opener, monkeypatch: pytest.MonkeyPatch, stamp: str
+) -> None:
+    opened(db).close_now()
+    identity = files.Identity(str(db))
+    identity.learn()
+    looks = counted(monkeypatch)
+    changed = db.parent.stat().st_ctime_ns
+    if stamp == "coarse":
+        monkeypatch.setattr(files, "TICK", 1)
+    if stamp == "of another kind of system":
+        monkeypatch.setattr(files, "STAMPED", False)
+    later = files.SETTLED - 1 if stamp == "fresh" else 3600 * 10**9
+    monkeypatch.setattr(time, "time_ns", lambda: changed + later)
+    for _ in range(3):
+        identity.look()
+    assert len(looks) == 3

@@ -95,7 +95,7 @@ class Writer:
         self._broken: StoreError | None = None
         self._strikes = 0
         self._log = Log(ballast)
-        self._room_until = self._seen_until = 0.0
+        self._room_until = self._seen_until = self._sure_until = 0.0
         self._now_synchronous = self._synchronous
         self._connection = self._open()
         self._sound = True
@@ -209,7 +209,8 @@ class Writer:
         try:
             news = self._transact(group)
         except Doubtful as doubt:
-            self._seen_until = 0.0  # look before anything more is written
+            # Look before anything more is written.
+            self._seen_until = self._sure_until = 0.0
             fail(group, doubt.cause, uncertain=True)
         except StoreUnavailable as error:
             # Nothing was written. What was taken away or out of sight may be put back.
@@ -311,11 +312,20 @@ class Writer:
                 self._rollback()
                 raise
         try:
-            self._identity.check()
+            self._see()
         except StoreUnavailable as error:
             raise Doubtful(error) from error
-        self._seen_until = time.monotonic() + GLANCE
         return done
+
+    def _see(self) -> None:
+        """Whether the files are still ours. Each of them is looked at now and then in any case."""
+        now = time.monotonic()
+        if now > self._sure_until:
+            self._identity.check()
+            self._sure_until = now + GLANCE
+        else:
+            self._identity.look()
+        self._seen_until = now + GLANCE
 
     def _merge_adds(self, group: Sequence[Op[Any]]) -> list[Op[Any]]:
         """Write what many callers add in one statement; the calls that are still to be done.
