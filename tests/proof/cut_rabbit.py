@@ -214,6 +214,7 @@ class Recorded(OnBroker):
                     return
 
         in_child(lambda: asyncio.run(ring()), PATIENCE)
+        linger(SETTLE)  # younger than half a second, a queue of 3.10 has no leader after a cut
 
     def end(self) -> None:
         super().end()
