@@ -17,12 +17,19 @@ from outlast.doctor.torture import Notes, _remembered
 from outlast.job import Job, Status
 from outlast.store import Durability
 from outlast.stores import connect
+from outlast.stores.rabbitmq.topology import level_arguments, level_name, line_arguments
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 OK, NOTE, WARNING, ERROR = Severity
 QUEUE = {"name": "outlast/default/default/t", "type": "quorum", "members": ["a"], "online": ["a"]}
+QUORUM = {"x-queue-type": "quorum"}
+SAFE = line_arguments((4, 1), "outlast/default/default!dead")
+LINE = QUEUE | {"arguments": SAFE}
+LADDER = [
+    QUEUE | {"name": level_name(level), "arguments": level_arguments(level)} for level in range(3)
+]
 NODE = {"name": "a", "running": True, "mem_alarm": False, "disk_free_alarm": False}
 SOUND: dict[str, Any] = {
     "product": "RabbitMQ",
@@ -33,7 +40,7 @@ SOUND: dict[str, Any] = {
     "consumer_timeout": 1800.0,
     "types": {"outlast/default/default!dead": []},
     "path": {"returned": True, "confirmed": True},
-    "management": {"queues": [QUEUE], "nodes": [NODE], "vhost": {}},
+    "management": {"queues": [LINE, *LADDER], "nodes": [NODE], "vhost": {}},
 }
 
 
@@ -55,6 +62,20 @@ def test_without_the_management_api() -> None:
     assert unknown == {"RM3", "RM4", "RM6", "RM7"}
 
 
+@pytest.mark.parametrize(
+    ("kind", "kept"),
+    [
+        ({"type": "classic", "storage_version": 2}, Durability.PROCESS),
+        ({"type": "classic", "storage_version": 1}, Durability.POWER),
+        ({"type": "classic", "durable": False}, Durability.MEMORY),
+    ],
+    ids=["version 2", "version 1", "passing"],
+)
+def test_what_other_queues_survive(kind: dict[str, Any], kept: Durability) -> None:
+    found = {f.id: f for f in findings_of(SOUND | management(queues=[QUEUE, QUEUE | kind]))}
+    assert (found["RM3"].severity, found["RM3"].durability) == (ERROR, kept)
+
+
 def test_three_members_survive_a_machine() -> None:
     queue = QUEUE | {"members": ["a", "b", "c"], "online": ["a", "b"]}
     found = {f.id: f for f in findings_of(SOUND | management(queues=[queue]))}
@@ -70,13 +91,42 @@ def test_three_members_survive_a_machine() -> None:
         ("RM2", {"types": {"outlast/x": ["x-overflow", "x-queue-type"]}}, ERROR, "outlast/x"),
         ("RM2", {"types": {"outlast/x": ["durable"]}}, ERROR, "outlast/x"),
         ("RM2", {"types": {"outlast/x": ["x-overflow"]}}, WARNING, "outlast/x (x-overflow)"),
-        ("RM3", management(queues=[QUEUE | {"type": "classic"}]), ERROR, "not a quorum queue"),
+        (
+            "RM3",
+            management(queues=[QUEUE | {"type": "classic"}]),
+            ERROR,
+            "not a durable quorum queue",
+        ),
         ("RM3", management(queues=[QUEUE | {"online": []}]), ERROR, "no majority"),
         (
             "RM4",
             management(queues=[QUEUE | {"effective_policy_definition": {"message-ttl": 5}}]),
             WARNING,
             "message-ttl",
+        ),
+        (
+            "RM4",
+            management(queues=[LINE | {"arguments": SAFE | {"x-expires": 9}}]),
+            WARNING,
+            "expires",
+        ),
+        (
+            "RM4",
+            management(queues=[LINE | {"arguments": QUORUM}]),
+            WARNING,
+            "delivery-limit is not",
+        ),
+        (
+            "RM4",
+            management(queues=[LINE | {"arguments": SAFE | {"x-overflow": "drop-head"}}]),
+            WARNING,
+            "x-overflow is drop-head",
+        ),
+        (
+            "RM4",
+            management(queues=[LINE | {"effective_policy_definition": {"consumer-timeout": 5000}}]),
+            WARNING,
+            "consumer timeout 5 s, not 1800 s",
         ),
         ("RM5", {"path": {"returned": False, "confirmed": True}}, ERROR, "False"),
         ("RM5", {"path": None}, NOTE, "not tried"),

@@ -120,7 +120,7 @@ def _types(connection: Any, version: str) -> dict[str, list[str]]:
     Each that is there is declared as we would: where it is another one, that is refused, and the
     first difference named.
     """
-    numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdecimal())
+    numbers = _numbers(version)
     ours = {dead_name("default", "default"): plain_arguments(numbers)}
     ours |= {level_name(level): level_arguments(level) for level in range(LEVELS)}
     found: dict[str, list[str]] = {}
@@ -207,7 +207,7 @@ def findings_of(facts: Mapping[str, Any]) -> list[Finding]:
             )
         ]
     else:
-        found += [_members(management), *_taken(management), _default(management)]
+        found += [_members(management), *_taken(management, facts), _default(management)]
         found += _nodes(management)
     found.append(_security(facts))
     found.append(
@@ -227,9 +227,13 @@ def _seconds(facts: Mapping[str, Any]) -> str:
     return "none" if timeout is None else f"{timeout:g} s"
 
 
+def _numbers(version: object) -> tuple[int, ...]:
+    return tuple(int(part) for part in str(version).split(".")[:2] if part.isdecimal())
+
+
 def _version(facts: Mapping[str, Any]) -> Finding:
     shown = f"{facts['product']} {facts['version']}"
-    numbers = tuple(int(n) for n in str(facts["version"]).split(".")[:2] if n.isdecimal())
+    numbers = _numbers(facts["version"])
     missing = [name for name in NEEDED if not facts["can"].get(name)]
     if facts["product"] != "RabbitMQ" or numbers < OLDEST or missing:
         lack = f"; lacks {', '.join(missing)}" if missing else ""
@@ -276,13 +280,28 @@ def _path_finding(facts: Mapping[str, Any]) -> Finding:
     )
 
 
+def _kept(queue: Mapping[str, Any]) -> Durability | None:
+    """What a queue survives that is none of ours by its kind; None if it is."""
+    if not queue.get("durable", True):
+        return Durability.MEMORY
+    if queue.get("type") == "quorum":
+        return None
+    first = queue.get("storage_version") == 1  # which syncs what it confirms
+    return Durability.POWER if first else Durability.PROCESS
+
+
 def _members(management: Mapping[str, Any]) -> Finding:
     queues = management["queues"]
-    classic = [each["name"] for each in queues if each.get("type") != "quorum"]
-    if classic:
+    weak = {each["name"]: kept for each in queues if (kept := _kept(each)) is not None}
+    if weak:
+        means = {
+            Durability.MEMORY: "a restart takes what it has confirmed",
+            Durability.PROCESS: "a power cut takes what it has confirmed",
+            Durability.POWER: "it becomes such a one that a power cut empties, with RabbitMQ 4",
+        }
         return Finding(
-            id="RM3", severity=ERROR, read=f"not a quorum queue: {', '.join(classic)}",
-            durability=Durability.PROCESS, means="a power cut takes what it has confirmed",
+            id="RM3", severity=ERROR, read=f"not a durable quorum queue: {', '.join(weak)}",
+            durability=min(weak.values()), means=means[min(weak.values())],
             remedy="empty and delete it: outlast makes it anew",
         )  # fmt: skip
     down = [
@@ -304,7 +323,7 @@ def _members(management: Mapping[str, Any]) -> Finding:
     )  # fmt: skip
 
 
-def _taken(management: Mapping[str, Any]) -> list[Finding]:
+def _taken(management: Mapping[str, Any], facts: Mapping[str, Any]) -> list[Finding]:
     found = []
     for each in management["queues"]:
         policy = each.get("effective_policy_definition") or {}
@@ -319,7 +338,46 @@ def _taken(management: Mapping[str, Any]) -> list[Finding]:
                     remedy="leave outlast/ out of that policy's pattern",
                 )
             )
-    return found or [Finding(id="RM4", severity=OK, read="no policy takes jobs away")]
+        mine = each.get("arguments") or {}
+        if mine and (lack := _lack(each["name"], mine, facts["version"])):
+            found.append(
+                Finding(
+                    id="RM4",
+                    severity=WARNING,
+                    read=f"{each['name']}: {lack}",
+                    means="the broker may take jobs away by it, and lose them on their way",
+                    remedy="empty and delete it: outlast makes it anew",
+                )
+            )
+        limit = policy.get("consumer-timeout", mine.get("x-consumer-timeout"))
+        assumed = facts["consumer_timeout"]
+        if limit is not None and (assumed is None or limit < assumed * 1000):
+            found.append(
+                Finding(
+                    id="RM4",
+                    severity=WARNING,
+                    read=f"{each['name']}: consumer timeout {limit / 1000:g} s, not"
+                    f" {_seconds(facts)}",
+                    means="a run that takes longer is taken away, and done again elsewhere",
+                    remedy=f"?consumer_timeout={limit / 1000:g} in the URL",
+                )
+            )
+    return found or [Finding(id="RM4", severity=OK, read="nothing takes jobs away")]
+
+
+def _lack(name: str, arguments: Mapping[str, Any], version: object) -> str:
+    """What a queue's own arguments let the broker take away or lose, beside what it is made for."""
+    taking = {f"x-{each}" for each in _TAKES} & arguments.keys()
+    if arguments.get("x-delivery-limit") == -1:
+        taking.discard("x-delivery-limit")
+    elif _numbers(version) >= (4, 0) and not name.startswith("outlast/delay/"):
+        taking.add("x-delivery-limit")  # 20, unless another is set
+    if name.startswith("outlast/delay/"):
+        taking.discard("x-message-ttl")
+    if "x-dead-letter-exchange" in arguments:
+        safe = {"x-dead-letter-strategy": "at-least-once", "x-overflow": "reject-publish"}
+        taking |= {each for each, wanted in safe.items() if arguments.get(each) != wanted}
+    return ", ".join(f"{each} is {arguments.get(each, 'not set')}" for each in sorted(taking))
 
 
 def _default(management: Mapping[str, Any]) -> Finding:
