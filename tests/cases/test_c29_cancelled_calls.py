@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.cases.rig import scaled
@@ -14,18 +14,25 @@ from tests.stores.proxy import proxied
 from outlast.job import Job
 from outlast.stores import connect
 
-pytestmark = pytest.mark.needs("servers")
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
+@pytest.mark.needs("servers")
 async def test_c29() -> None:
+    server = shared(PostgresServer)
+    await calls_are_cancelled(server.port, lambda port: server.url(port=port, schema="c29"))
+
+
+async def calls_are_cancelled(port: int, url_at: Callable[[int], str]) -> None:
+    """On the server at this port; its URL, where it is reached at another."""
     number, delay = scaled((1_000, 0.1), (150, 0.01))
     dice = random.Random(29)
-    server = shared(PostgresServer)
     known = [f"c29-known-{n}" for n in range(100)]
     added: list[list[str]] = []
     cut = 0
-    async with proxied(server.port) as proxy:
-        store: Any = connect(server.url(port=proxy.port, schema="c29"))
+    async with proxied(port) as proxy:
+        store: Any = connect(url_at(proxy.port))
         await store.open()
         try:
             await store.add([Job(id=id_, payload=id_.encode()) for id_ in known])

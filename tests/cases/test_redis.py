@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.cases.rig import ROOT, Rig, scaled
 from tests.cases.test_c09_stop_signal import test_c09 as test_c09
+from tests.cases.test_c29_cancelled_calls import calls_are_cancelled
 from tests.cases.test_c38_repeats import (
     test_c38_again_while_remembered as test_c38_again_while_remembered,
 )
@@ -109,6 +110,11 @@ def test_c15(rig: Rig) -> None:
 def test_c19(rig: Rig) -> None:
     """C19: several who see the same tick make a task each, or a killed one's tick is lost."""
     one_job_a_tick(rig)
+
+
+async def test_c29(server: RedisServer) -> None:
+    """C29: a cancelled call leaves its answer behind for the next one on that connection."""
+    await calls_are_cancelled(server.port, lambda port: server.url(port=port))
 
 
 def test_c51(rig: Rig, server: RedisServer) -> None:
