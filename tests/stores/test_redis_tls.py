@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import datetime
 import gc
-import ipaddress
 import socket
 import ssl
 from typing import TYPE_CHECKING
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
+from tests.authority import Authority
 from tests.servers import RedisServer
 from tests.stores.test_redis import job, opened, take
 
@@ -26,54 +22,6 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.needs("redis")
 SECRET = "S3cr3t!pw"
-
-
-class Authority:
-    """A CA that signs what it is asked to."""
-
-    def __init__(self, folder: Path, name: str) -> None:
-        self._folder = folder
-        self._key = ec.generate_private_key(ec.SECP256R1())
-        self._name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
-        self.file = folder / f"{name}.pem"
-        self._write(self.file, self._signed(self._name, self._key.public_key(), None))
-
-    def _signed(
-        self, name: x509.Name, key: ec.EllipticCurvePublicKey, address: str | None
-    ) -> x509.Certificate:
-        now = datetime.datetime.now(datetime.UTC)
-        made = (
-            x509.CertificateBuilder()
-            .subject_name(name)
-            .issuer_name(self._name)
-            .public_key(key)
-            .serial_number(x509.random_serial_number())
-            .not_valid_before(now - datetime.timedelta(days=1))
-            .not_valid_after(now + datetime.timedelta(days=1))
-            .add_extension(x509.BasicConstraints(ca=address is None, path_length=None), True)
-        )
-        if address is not None:
-            place = x509.IPAddress(ipaddress.ip_address(address))
-            made = made.add_extension(x509.SubjectAlternativeName([place]), False)
-        return made.sign(self._key, hashes.SHA256())
-
-    def issue(self, name: str, address: str) -> tuple[Path, Path]:
-        """A certificate and its key."""
-        key = ec.generate_private_key(ec.SECP256R1())
-        title = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
-        certificate, private = self._folder / f"{name}.crt", self._folder / f"{name}.key"
-        self._write(certificate, self._signed(title, key.public_key(), address))
-        private.write_bytes(
-            key.private_bytes(
-                serialization.Encoding.PEM,
-                serialization.PrivateFormat.PKCS8,
-                serialization.NoEncryption(),
-            )
-        )
-        return certificate, private
-
-    def _write(self, path: Path, certificate: x509.Certificate) -> None:
-        path.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
 
 
 class TlsServer(RedisServer):
