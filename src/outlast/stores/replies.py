@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
@@ -10,9 +11,41 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Sequence
 
-__all__ = ["Reply", "deliver"]
+__all__ = ["Blocked", "Reply", "deliver"]
 
 T = TypeVar("T")
+
+
+class Blocked(Generic[T]):
+    """Where one thread waits for an answer: what a ``Future`` does for it, in far fewer steps."""
+
+    __slots__ = ("_answer", "_error", "_there")
+
+    def __init__(self) -> None:
+        self._answer: T | None = None
+        self._error: BaseException | None = None
+        self._there = threading.Lock()
+        self._there.acquire()
+
+    def done(self) -> bool:
+        return not self._there.locked()
+
+    def cancelled(self) -> bool:
+        return False  # who waits can't do anything else
+
+    def set_result(self, answer: T) -> None:
+        self._answer = answer
+        self._there.release()
+
+    def set_exception(self, error: BaseException) -> None:
+        self._error = error
+        self._there.release()
+
+    def result(self) -> T:
+        with self._there:
+            if self._error is not None:
+                raise self._error
+            return cast("T", self._answer)
 
 
 class Reply(Generic[T]):
@@ -27,7 +60,7 @@ class Reply(Generic[T]):
         self.error: BaseException | None = None
         self.answer: T | None = None
         self.undo: Callable[[T], None] | None = None
-        self.reply: asyncio.Future[T] | Future[T] | None = None
+        self.reply: asyncio.Future[T] | Future[T] | Blocked[T] | None = None
         self.told = False
 
     @property
@@ -66,7 +99,9 @@ def deliver(calls: Sequence[Reply[Any]]) -> None:
     for call in calls:
         call.told = True
         reply = call.reply
-        if isinstance(reply, Future):
+        if isinstance(reply, Blocked):
+            call.resolve()
+        elif isinstance(reply, Future):
             reply.set_running_or_notify_cancel()
             call.resolve()
         elif reply is not None:

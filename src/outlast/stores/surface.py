@@ -23,6 +23,7 @@ from outlast.limits import check_job
 from outlast.store import Durability
 from outlast.stores.lifelines import private_folder
 from outlast.stores.news import News
+from outlast.stores.replies import Blocked
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -115,7 +116,7 @@ class Surface(ABC):
 
     def add_now(self, jobs: Sequence[Job], capacity: int | None = None) -> Sequence[Added]:
         """``add`` for callers without an event loop; blocks until it is durable."""
-        return self._hand_over(self._add_op(jobs, capacity)).result() if jobs else []
+        return self._wait_for(self._add_op(jobs, capacity)) if jobs else []
 
     async def claim(
         self,
@@ -167,7 +168,7 @@ class Surface(ABC):
 
     def settle_now(self, verdicts: Sequence[Verdict]) -> Sequence[Lost]:
         """``settle`` for callers without an event loop; blocks until it is durable."""
-        return self._hand_over(self._checked(verdicts)).result() if verdicts else []
+        return self._wait_for(self._checked(verdicts)) if verdicts else []
 
     def _checked(self, verdicts: Sequence[Verdict]) -> Reply[Sequence[Lost]]:
         for verdict in verdicts:
@@ -220,6 +221,12 @@ class Surface(ABC):
         op.reply = reply
         self._submit(op)
         return reply
+
+    def _wait_for(self, op: Reply[T]) -> T:
+        reply: Blocked[T] = Blocked()
+        op.reply = reply
+        self._submit(op)
+        return reply.result()
 
     def _unclaim(self, claimed: Sequence[Claim]) -> None:
         """Nobody received these claims: they go back as if they had never been made."""
