@@ -23,9 +23,17 @@ if TYPE_CHECKING:
     from outlast.stores.postgres.op import Op
     from outlast.stores.postgres.turn import Turn
 
-__all__ = ["add_alike", "add_carefully", "add_following", "add_fresh"]
+__all__ = [
+    "ALIKE",
+    "IN_ENDED",
+    "MAYBE_ENDED",
+    "add_alike",
+    "add_carefully",
+    "add_following",
+    "add_fresh",
+]
 
-_ALIKE = (
+ALIKE = (
     "INSERT INTO @jobs (id, payload, line, state, created_at, opts)"
     " SELECT v.id, v.payload, $3::int, 1::smallint, $4::float8, $5::text"
     " FROM unnest($1::text[], $2::bytea[]) AS v(id, payload)"
@@ -37,8 +45,8 @@ _ANY = (
     " $4::bytea[], $5::text[], $6::smallint[], $7::bytea[], $8::float8[], $9::text[], $10::text[],"
     " $11::float8[]) AS v ON CONFLICT (id) DO NOTHING"
 )
-_MAYBE_ENDED = "SELECT EXISTS (SELECT FROM @ended WHERE id BETWEEN $1::text AND $2::text)"
-_IN_ENDED = "SELECT id FROM @ended WHERE id = ANY($1::text[]) LIMIT 1"
+MAYBE_ENDED = "SELECT EXISTS (SELECT FROM @ended WHERE id BETWEEN $1::text AND $2::text)"
+IN_ENDED = "SELECT id FROM @ended WHERE id = ANY($1::text[]) LIMIT 1"
 _QUEUED = (
     "SELECT coalesce(sum(c.queued), 0)::bigint FROM"
     " (SELECT line, ready + delayed AS queued FROM @counts WHERE line = ANY($1::int[])"
@@ -63,7 +71,7 @@ async def add_alike(turn: Turn, model: Job, ids: list[str], payloads: list[bytes
     turn.count(line, READY, len(ids))
     turn.tell(WORK, (model.queue,))
     try:
-        await turn.execute(_ALIKE, ids, payloads, line, turn.now, opts_of(model))
+        await turn.execute(ALIKE, ids, payloads, line, turn.now, opts_of(model))
     except asyncpg.UniqueViolationError:
         raise Careful from None
     await _check_ended(turn, ids)
@@ -75,7 +83,7 @@ async def _check_ended(turn: Turn, ids: list[str]) -> None:
     Ids of ours are ordered by time, and nothing that was made just now has ended: one look is
     enough for all of them.
     """
-    if await turn.value(_MAYBE_ENDED, min(ids), max(ids)) and await turn.fetch(_IN_ENDED, ids):
+    if await turn.value(MAYBE_ENDED, min(ids), max(ids)) and await turn.fetch(IN_ENDED, ids):
         raise Careful
 
 
@@ -133,7 +141,7 @@ async def _store(turn: Turn, found: Answers) -> None:
     if fresh:
         if await _insert(turn, fresh) != len(fresh):
             raise Repeat
-        if await turn.fetch(_IN_ENDED, list(found.fresh)):
+        if await turn.fetch(IN_ENDED, list(found.fresh)):
             raise Repeat
         await drop_replaced(turn, found.replaced)
 

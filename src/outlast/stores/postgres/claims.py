@@ -16,15 +16,30 @@ if TYPE_CHECKING:
     from outlast.job import Job
     from outlast.stores.postgres.turn import Turn
 
-__all__ = ["claim", "next_due"]
+__all__ = [
+    "DUE",
+    "EXPIRED",
+    "LANED",
+    "LINES",
+    "TAKE_MERGED",
+    "TAKE_ONE_LINE",
+    "claim",
+    "lines_of",
+    "marks",
+    "next_due",
+    "read",
+]
 
+DUE = "EXISTS (SELECT 1 FROM @jobs WHERE state = 0 AND due <= {now}::float8)"
+EXPIRED = (
+    "EXISTS (SELECT 1 FROM @jobs WHERE expires_at <= {now}::float8 AND state < 3"
+    " AND expires_at IS NOT NULL)"
+)
+LANED = "EXISTS (SELECT 1 FROM @jobs WHERE lane IS NOT NULL AND state < 2)"
+LINES = "(SELECT count(*) FROM @lines)"
 _AHEAD = (
-    "SELECT EXISTS (SELECT 1 FROM @jobs WHERE state = 0 AND due <= $1::float8),"
-    " EXISTS (SELECT 1 FROM @jobs WHERE expires_at <= $1::float8 AND state < 3"
-    " AND expires_at IS NOT NULL),"
-    " EXISTS (SELECT 1 FROM @jobs WHERE lane IS NOT NULL AND state < 2),"
-    " (SELECT count(*) FROM @lines),"
-    " ARRAY(SELECT queue FROM @pauses), ARRAY(SELECT queue FROM @bounded)"
+    f"SELECT {DUE}, {EXPIRED}, {LANED}, {LINES},".format(now="$1")
+    + " ARRAY(SELECT queue FROM @pauses), ARRAY(SELECT queue FROM @bounded)"
 )
 # "state + 0": where rows are named by their numbers, a planner whose statistics are from before
 # the backlog came would else walk through all of the index of that state to find them.
@@ -57,7 +72,7 @@ _TAKE = (
     " fence = greatest(fence + 1, $7::bigint) WHERE seq = ANY(ARRAY({})) AND state + 0 = 1"
     f" RETURNING {LIVE}"
 )
-_TAKE_ONE_LINE, _TAKE_MERGED, _TAKE_CHOSEN = map(_TAKE.format, (_ONE_LINE, _MERGED, _CHOSEN))
+TAKE_ONE_LINE, TAKE_MERGED, _TAKE_CHOSEN = map(_TAKE.format, (_ONE_LINE, _MERGED, _CHOSEN))
 _IN_ORDER = (
     "SELECT j.seq, j.lane FROM unnest($1::int[]) AS l(line), LATERAL (SELECT seq, lane, priority,"
     f" rank, due FROM @jobs WHERE line = l.line AND state = 1 ORDER BY {_ORDER} LIMIT $2::int)"
@@ -115,27 +130,37 @@ async def claim(
     if count != len(turn.lines.names):
         await turn.lines.load(turn.connection, turn.names)
     wanted = set(queues) - set(paused)
-    lines = [
-        number
-        for (queue, task), number in turn.lines.ids.items()
-        if queue in wanted and task in tasks
-    ]
+    lines = lines_of(turn, wanted, tasks)
     if not lines:
         return []
-    taken = (token, turn.mono + lease, worker, turn.now, turn.epoch * STARTS)
+    taken = marks(turn, token, lease, worker)
     if newest or lanes:
         chosen = await _pick(turn, lines, limit, newest)
         rows = await turn.fetch(_TAKE_CHOSEN, chosen, limit, *taken) if chosen else []
     elif len(lines) == 1:
-        rows = await turn.fetch(_TAKE_ONE_LINE, lines[0], limit, *taken)
+        rows = await turn.fetch(TAKE_ONE_LINE, lines[0], limit, *taken)
     else:
-        rows = await turn.fetch(_TAKE_MERGED, lines, limit, *taken)
-    claims = _read(turn, rows, token, newest)
+        rows = await turn.fetch(TAKE_MERGED, lines, limit, *taken)
+    claims = read(turn, rows, token, newest)
     await drop_keys(turn, [_key_of(each.job) for each in claims if each.job.key_queued])
     if not bounded:
         return claims
     turn.tell(ROOM, {claim.job.queue for claim in claims if claim.job.queue in bounded})
     return claims
+
+
+def lines_of(turn: Turn, queues: Collection[str], tasks: Collection[str | None]) -> list[int]:
+    """The known lines of these tasks in these queues."""
+    return [
+        number
+        for (queue, task), number in turn.lines.ids.items()
+        if queue in queues and task in tasks
+    ]
+
+
+def marks(turn: Turn, token: bytes, lease: float, worker: str) -> tuple[Any, ...]:
+    """What is written into the rows that are taken: $3 to $7."""
+    return token, turn.mono + lease, worker, turn.now, turn.epoch * STARTS
 
 
 async def next_due(turn: Turn) -> float | None:
@@ -201,7 +226,7 @@ def _key_of(job: Job) -> tuple[str, str, str]:
     return job.task or "", job.key or "", job.id
 
 
-def _read(turn: Turn, rows: Sequence[Any], token: bytes, newest: bool) -> list[Claim]:
+def read(turn: Turn, rows: Sequence[Any], token: bytes, newest: bool) -> list[Claim]:
     found: list[tuple[Any, Claim]] = []
     counts: dict[int, int] = {}
     names = turn.lines.names

@@ -23,6 +23,7 @@ from outlast.stores.postgres.faults import Careful, Dropped, Refused, is_ours, m
 from outlast.stores.postgres.link import CLAIMING, SETTLING, Link
 from outlast.stores.postgres.op import Op, deliver
 from outlast.stores.postgres.servertime import ServerTime
+from outlast.stores.postgres.swift import add_swiftly
 from outlast.stores.postgres.turn import Lines
 from outlast.stores.postgres.upkeep import compact
 from outlast.stores.postgres.verdicts import lines_of, settle
@@ -70,6 +71,7 @@ class Engine:
         self._address = address
         self._names = names
         self._news = news
+        self._commit = commit
         self._settling = SETTLING.format(commit=commit)
         self._waiting: deque[Op[Any]] = deque()
         self._bounded: set[str] = set()
@@ -314,14 +316,17 @@ class Engine:
             self._bounded |= bounds
         self._turns += 1
         together.compacts = self._turns % COMPACT_EVERY == 0
-        _, news = await self._writing.run(together.write, self._settling, together.lines)
+        swift = partial(together.add, commit=self._commit) if together.is_swift else None
+        _, news = await self._writing.run(
+            together.write, self._settling, together.lines, swift=swift
+        )
         together.answer()
         self._tell(news)
 
     async def _alone(self, op: Op[Any], link: Link, begin: str) -> None:
         assert op.work is not None
         try:
-            op.answer, news = await link.run(op.work, begin, fenced=op.fenced)
+            op.answer, news = await link.run(op.work, begin, fenced=op.fenced, swift=op.swift)
             self._tell(news)
             if op.answer and op.revert is not None and op.unheard:
                 # Here and now, so that whoever claims next finds it.
@@ -366,7 +371,21 @@ class _Group:
         jobs = self._jobs if self._model is None else (self._model,)
         return lines_of(self._verdicts) | {(job.queue, job.task) for job in jobs}
 
-    async def write(self, turn: Turn) -> None:
+    @property
+    def is_swift(self) -> bool:
+        """Whether all of it is one add, of jobs of which nothing is asked."""
+        return self._model is not None and not (self._verdicts or self.careful or self.compacts)
+
+    async def add(self, turn: Turn, commit: str) -> bool | None:
+        """``write`` and the commit, for what is swift; None if nothing was done."""
+        assert self._model is not None
+        return await add_swiftly(turn, self._model, *self._columns(), commit)
+
+    def _columns(self) -> tuple[list[str], list[bytes]]:
+        ids = [id_ for each in self._ids for id_ in each]
+        return ids, [each for op in self._adds for each in _payloads(op.jobs)]
+
+    async def write(self, turn: Turn) -> bool:
         self._lost = []
         if self.careful:
             # Jobs are locked before keys, here as in a claim.
@@ -376,15 +395,14 @@ class _Group:
                 self._added = await add_carefully(turn, self._adds)
         else:
             if self._model is not None:
-                ids = [id_ for each in self._ids for id_ in each]
-                payloads = [each for op in self._adds for each in _payloads(op.jobs)]
-                await add_alike(turn, self._model, ids, payloads)
+                await add_alike(turn, self._model, *self._columns())
             elif self._jobs:
                 await add_fresh(turn, self._jobs)
             if self._verdicts:
                 await settle(turn, self._verdicts, careful=False)
         if self.compacts:
             await compact(turn)
+        return True
 
     def answer(self) -> None:
         """Once it is committed."""

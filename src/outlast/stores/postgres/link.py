@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import asyncpg
 
 from outlast.errors import OutlastError, StoreUnavailable
-from outlast.stores.postgres.faults import AGAIN, POOLED, Dropped, is_lost, mapped
+from outlast.stores.postgres.faults import AGAIN, POOLED, Careful, Dropped, is_lost, mapped
 from outlast.stores.postgres.turn import Turn
 
 if TYPE_CHECKING:
@@ -29,7 +29,15 @@ if TYPE_CHECKING:
     from outlast.stores.postgres.servertime import ServerTime
     from outlast.stores.postgres.turn import Lines
 
-__all__ = ["CLAIMING", "PATIENCE", "SETTLING", "TRIES", "Link"]
+__all__ = [
+    "CLAIMING",
+    "LOCK_TIMEOUT",
+    "PATIENCE",
+    "SETTLING",
+    "TRIES",
+    "Link",
+    "planner",
+]
 
 T = TypeVar("T")
 
@@ -40,19 +48,38 @@ PATIENCE = 30.0
 """Seconds that a transaction may take before its connection counts as lost."""
 ROLLBACK = 5.0
 TRIES = 8
+QUIET = 10.0
+"""Seconds after which a connection that nobody used may be dead, and nobody has told us."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0
 
-_BEGIN = (
-    "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL synchronous_commit TO {commit};"
-    " SET LOCAL enable_seqscan TO off; SET LOCAL enable_bitmapscan TO off; SET LOCAL jit TO off;"
-    " SET LOCAL plan_cache_mode TO force_generic_plan; SET LOCAL enable_nestloop TO {nested};"
-    " SET LOCAL enable_mergejoin TO {nested}; SET LOCAL lock_timeout TO '7s'"
-)
+LOCK_TIMEOUT = "7s"
+
+
+def planner(nested: str) -> dict[str, str]:
+    """The settings that all plans are made under."""
+    return {
+        "enable_seqscan": "off",
+        "enable_bitmapscan": "off",
+        "jit": "off",
+        "plan_cache_mode": "force_generic_plan",
+        "enable_nestloop": nested,
+        "enable_mergejoin": nested,
+    }
+
+
+def _begin(commit: str, nested: str) -> str:
+    local = {"synchronous_commit": commit} | planner(nested)
+    sets = "; ".join(f"SET LOCAL {name} TO {value}" for name, value in local.items())
+    begin = "BEGIN ISOLATION LEVEL READ COMMITTED"
+    return f"{begin}; {sets}; SET LOCAL lock_timeout TO '{LOCK_TIMEOUT}'"
+
+
+CLAIMING = _begin("off", "on")
+SETTLING = _begin("{commit}", "off")
 """A hot table may be empty now and hold a million rows a minute later: no plan may depend on what
 the statistics say of it. Who keeps a transaction of his own open over a key stops only those who
 ask for that key: they are told, and the others go on."""
-CLAIMING = _BEGIN.format(commit="off", nested="on")
-SETTLING = _BEGIN.format(commit="{commit}", nested="off")
+_NO_FUNCTION = (asyncpg.UndefinedFunctionError, asyncpg.InsufficientPrivilegeError)
 _EPOCH = "UPDATE @meta SET epoch = epoch + 1 RETURNING epoch"
 
 
@@ -74,6 +101,8 @@ class Link:
         self._epoch = 0
         self._prepares = True
         """Whether its statements are prepared, and kept by the server's session."""
+        self._swift = True
+        """Whether the server may have the functions that ``swift`` calls."""
         self.check: Callable[[Connection], Awaitable[None]] | None = None
         """Run on each new connection, before it is used."""
         self.lost: Callable[[], None] = _nothing
@@ -91,17 +120,19 @@ class Link:
         lines: Callable[[], set[tuple[str, str | None]]] | None = None,
         *,
         fenced: bool = False,
+        swift: Callable[[Turn], Awaitable[T | None]] | None = None,
     ) -> tuple[T, dict[int, set[str]]]:
         """A transaction: what ``work`` answers, and the news that the commit is.
 
-        ``lines`` gives those that must exist; ``fenced`` asks for an epoch. Raises ``Dropped`` when
+        ``lines`` gives those that must exist; ``fenced`` asks for an epoch. ``swift`` does all of
+        it in one statement, or answers None and has done nothing. Raises ``Dropped`` when
         the connection was lost, and else what the server says.
         """
         async with self._lock:
             fresh = self.connected
             for tries in range(TRIES):
                 try:
-                    return await self._once(work, begin, lines, fenced)
+                    return await self._once(work, begin, lines, fenced, swift)
                 except AGAIN:
                     if tries == TRIES - 1:
                         raise
@@ -121,9 +152,12 @@ class Link:
         begin: str,
         lines: Callable[[], set[tuple[str, str | None]]] | None,
         fenced: bool,
+        swift: Callable[[Turn], Awaitable[T | None]] | None,
     ) -> tuple[T, dict[int, set[str]]]:
         committing = False
         connection = await self._ready()
+        # One that may be dead is to find it out by what promises nothing yet.
+        hurries = self._prepares and self._swift and time.monotonic() - self.used_at < QUIET
         self.used_at = time.monotonic()
         timer = asyncio.get_running_loop().call_later(PATIENCE, connection.terminate)
         try:
@@ -131,9 +165,14 @@ class Link:
                 await self._lines.make(connection, self._names, lines())
             if fenced and not self._epoch:
                 self._epoch = await self._next_epoch(connection)
+            if swift is not None and hurries:
+                committing = True
+                done = await self._hurry(connection, swift)
+                if done is not None:
+                    return done
+                committing = False
             await connection.execute(begin)
-            turn = Turn(connection, self._names, self._lines, *await self._clock.read(connection))
-            turn.epoch = self._epoch
+            turn = await self._turn(connection)
             answer = await work(turn)
             committing = True
             status = await connection.execute(turn.last_words())
@@ -144,12 +183,17 @@ class Link:
                 self._drop()
                 raise Dropped(error, committing) from error
             await self._roll_back(connection)
-            if committing and not isinstance(error, asyncpg.PostgresError):
+            if committing and not isinstance(error, asyncpg.PostgresError | Careful):
                 raise Dropped(error, True) from error
             raise
         finally:
             timer.cancel()
         return answer, turn.news
+
+    async def _turn(self, connection: Connection) -> Turn:
+        turn = Turn(connection, self._names, self._lines, *await self._clock.read(connection))
+        turn.epoch = self._epoch
+        return turn
 
     async def plain(self, text: str, *values: Any) -> list[Any]:
         """One statement of its own, on the connection that is there or a new one."""
@@ -216,7 +260,20 @@ class Link:
         finally:
             self._lock.release()
 
+    async def _hurry(
+        self, connection: Connection, swift: Callable[[Turn], Awaitable[T | None]]
+    ) -> tuple[T, dict[int, set[str]]] | None:
+        turn = await self._turn(connection)
+        try:
+            found = await swift(turn)
+        except _NO_FUNCTION:
+            self._swift = False
+            return None
+        return None if found is None else (found, turn.news)
+
     async def _roll_back(self, connection: Connection) -> None:
+        if not connection.is_in_transaction():
+            return
         try:
             await connection.execute("ROLLBACK")
         except Exception:
@@ -254,6 +311,7 @@ class Link:
     async def _connect(self) -> Connection:
         address = self._address
         self._prepares = not address.pooled
+        self._swift = True
         try:
             connection = await asyncpg.connect(
                 **address.options(),

@@ -23,9 +23,9 @@ class Op(Reply[T]):
     Those of ``add`` have ``jobs`` and maybe a ``capacity``, those of ``settle`` have ``verdicts``:
     they are written together with others of their kind and need no ``work``. ``revert`` is the
     transaction that takes back what a call did, where it is known before anybody is answered that
-    nobody waits any more. ``fenced`` ones need an epoch. ``after_reads``: the claims that were
-    begun before come first, although they are made on another connection. ``reads``: it promises
-    nothing, and is done beside what is written.
+    nobody waits any more. ``fenced`` ones need an epoch. ``swift`` is that of ``Link.run``.
+    ``after_reads``: the claims that were begun before come first, although they are made on another
+    connection. ``reads``: it promises nothing, and is done beside what is written.
     """
 
     __slots__ = (
@@ -37,6 +37,7 @@ class Op(Reply[T]):
         "promised",
         "reads",
         "revert",
+        "swift",
         "verdicts",
         "work",
     )
@@ -63,6 +64,7 @@ class Op(Reply[T]):
         self.after_reads = after_reads
         self.reads = reads
         self.fenced = False
+        self.swift: Callable[[Turn], Awaitable[T | None]] | None = None
         self.revert: Callable[[T], Callable[[Turn], Awaitable[Any]]] | None = None
 
     @property

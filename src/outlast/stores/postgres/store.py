@@ -30,6 +30,7 @@ from outlast.stores.postgres.op import Op, reading
 from outlast.stores.postgres.schema import MIGRATIONS, Names, migrate, schema_name, version_of
 from outlast.stores.postgres.servertime import ServerTime
 from outlast.stores.postgres.steps import Stepped
+from outlast.stores.postgres.swift import claim_swiftly, make
 from outlast.stores.postgres.turn import Lines
 from outlast.stores.postgres.verdicts import settle
 from outlast.stores.surface import Served
@@ -119,6 +120,7 @@ class PostgresStore(Stepped, Joinable, Moved, Served[Engine]):
         self.place = await connection.fetchval(f"SELECT {opening.PLACE}")
         self.durability = await opening.examine(connection, self.url, self.required)
         await migrate(connection, self.names, create=self._create)
+        await make(connection, self.names)
         version = connection.get_server_version()
         self.library = f"PostgreSQL {version.major}.{version.minor} (asyncpg {asyncpg.__version__})"
 
@@ -163,7 +165,16 @@ class PostgresStore(Stepped, Joinable, Moved, Served[Engine]):
                 self._news.look(WORK, seen)
             return found
 
+        async def swift(turn: Turn) -> Sequence[Claim] | None:
+            seen = self._news.count(WORK, queues)
+            token = self._chance.token()
+            found = await claim_swiftly(turn, token, queues, tasks, limit, lease, worker)
+            if found is not None and len(found) < limit:
+                self._news.look(WORK, seen)
+            return found
+
         op: Op[Sequence[Claim]] = Op(work, promised=False, reads=True)
+        op.swift = None if newest else swift
         op.revert = _give_back
         op.fenced = True
         return op

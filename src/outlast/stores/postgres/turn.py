@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from outlast.stores.postgres.schema import Names
 
-__all__ = ["Lines", "Turn"]
+__all__ = ["LOG_INTO", "Lines", "Turn"]
 
 _LINES = "SELECT id, queue, task FROM @lines"
 _ADD_LINE = (
@@ -28,9 +28,9 @@ _ADD_LINE = (
     " (SELECT 1 FROM @lines WHERE queue = $1 AND task IS NOT DISTINCT FROM $2)"
     " ON CONFLICT (queue, coalesce(task, '')) DO NOTHING"
 )
-_LOG_INTO = "INSERT INTO @changes (line, ready, delayed, running, done, dead, cancelled)"
+LOG_INTO = "INSERT INTO @changes (line, ready, delayed, running, done, dead, cancelled)"
 _LOG = (
-    f"{_LOG_INTO} SELECT * FROM unnest($1::int[], $2::int[], $3::int[], $4::int[], $5::int[],"
+    f"{LOG_INTO} SELECT * FROM unnest($1::int[], $2::int[], $3::int[], $4::int[], $5::int[],"
     " $6::int[], $7::int[])"
 )
 _COLUMN = {WAITING: 1, READY: 0, HELD: 0, RUNNING: 2, DONE: 3, DEAD: 4, CANCELLED: 5}
@@ -127,7 +127,7 @@ class Turn:
         rows = [f"({line},{','.join(map(str, delta))})" for line, delta in self._counted()]
         if not rows:
             return "COMMIT"
-        return f"{self.names[_LOG_INTO]} VALUES {','.join(rows)}; COMMIT"
+        return f"{self.names[LOG_INTO]} VALUES {','.join(rows)}; COMMIT"
 
     def _counted(self) -> list[tuple[int, list[int]]]:
         return [(line, delta) for line, delta in self._deltas.items() if any(delta)]

@@ -1,0 +1,143 @@
+"""The usual add and the usual claim in one trip each: functions that the server holds.
+
+A transaction takes four trips, and a lone job waits for all of them. A function that is called
+alone is a transaction of its own; settings of the planner are part of it, and its plans are made
+under them. Its name tells its text, so that each release calls its own, and nothing is kept in a
+session. Where it isn't there, or the case is not the usual one, the long way is taken.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING
+
+import asyncpg
+
+from outlast.stores.news import WORK
+from outlast.stores.postgres import adds, claims
+from outlast.stores.postgres.faults import Careful
+from outlast.stores.postgres.link import LOCK_TIMEOUT, planner
+from outlast.stores.postgres.rows import LIVE, opts_of
+from outlast.stores.postgres.schema import lock_number
+from outlast.stores.postgres.turn import LOG_INTO
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from asyncpg import Connection
+
+    from outlast.job import Claim, Job
+    from outlast.stores.postgres.schema import Names
+    from outlast.stores.postgres.turn import Turn
+
+__all__ = ["add_swiftly", "claim_swiftly", "make"]
+
+_UNUSUAL = (
+    f" PERFORM set_config('lock_timeout', '{LOCK_TIMEOUT}', true);"
+    " IF current_setting('transaction_isolation') <> 'read committed'"
+)
+
+
+def _take(text: str) -> str:
+    """Rows taken, counted, and with the keys dropped that are held until then: as in a claim."""
+    taken = text.replace("$1::int AND", "$1[1] AND").replace(LIVE, "jobs.*")
+    return (
+        f"RETURN QUERY WITH t AS ({taken}), c AS ({LOG_INTO}"
+        " SELECT line, -count(*), 0, count(*), 0, 0, 0 FROM t GROUP BY line),"
+        " k AS (DELETE FROM @keys k USING t, @lines l WHERE t.key IS NOT NULL"
+        " AND t.opts LIKE '%\"key_queued\":true%' AND l.id = t.line"
+        " AND k.task = coalesce(l.task, '') AND k.key = t.key AND k.job = t.id) SELECT * FROM t"
+    )
+
+
+def _function(kind: str, takes: str, gives: str, nested: str, body: str) -> tuple[str, str]:
+    """Its name, and what makes it."""
+    sets = " ".join(f"SET {name} TO {value}" for name, value in planner(nested).items())
+    rest = f"({takes}) RETURNS {gives} LANGUAGE plpgsql VOLATILE {sets} AS $f$ {body} END $f$"
+    name = f"{kind}_{hashlib.sha256(rest.encode()).hexdigest()[:16]}"
+    return name, f"CREATE FUNCTION @{name}{rest}"
+
+
+_CLAIM, _MAKE_CLAIM = _function(
+    "claim",
+    "int[], int, bytea, float8, text, float8, bigint, int",
+    "SETOF @jobs",
+    "on",
+    "DECLARE nobody @jobs; BEGIN PERFORM set_config('synchronous_commit', 'off', true);"
+    + _UNUSUAL
+    + f" OR {claims.DUE} OR {claims.EXPIRED} OR {claims.LANED}".replace("{now}", "$6")
+    + f" OR {claims.LINES} <> $8"
+    " OR EXISTS (SELECT FROM @pauses) OR EXISTS (SELECT FROM @bounded)"
+    " THEN RETURN NEXT nobody; RETURN; END IF;"
+    f" IF cardinality($1) = 1 THEN {_take(claims.TAKE_ONE_LINE)};"
+    f" ELSE {_take(claims.TAKE_MERGED)}; END IF;",
+)
+_ADD, _MAKE_ADD = _function(
+    "add",
+    "text[], bytea[], int, float8, text, text, text, text",
+    "boolean",
+    "off",
+    "BEGIN PERFORM set_config('synchronous_commit', $6, true);"
+    + _UNUSUAL
+    + f" THEN RETURN false; END IF; {adds.ALIKE}; IF ("
+    + adds.MAYBE_ENDED.replace("$1", "$7").replace("$2", "$8")
+    + f") AND EXISTS ({adds.IN_ENDED})"
+    " THEN RAISE unique_violation USING MESSAGE = 'a job of this id has ended'; END IF;"
+    f" {LOG_INTO} VALUES ($3, cardinality($1), 0, 0, 0, 0, 0); RETURN true;",
+)
+_CALL_CLAIM = f"SELECT {LIVE} FROM @{_CLAIM}($1, $2, $3, $4, $5, $6, $7, $8)"
+_CALL_ADD = f"SELECT @{_ADD}($1, $2, $3, $4, $5, $6, $7, $8)"
+_THERE = (
+    "SELECT p.proname FROM pg_catalog.pg_proc p JOIN pg_catalog.pg_namespace n"
+    " ON n.oid = p.pronamespace WHERE n.nspname = $1::text AND p.proname = ANY($2::text[])"
+)
+
+
+async def make(connection: Connection, names: Names) -> None:
+    """Have them there, if our role may make any; else the others do without."""
+    wanted = {_CLAIM: _MAKE_CLAIM, _ADD: _MAKE_ADD}
+    if len(await connection.fetch(_THERE, names.schema, list(wanted))) == len(wanted):
+        return
+    try:
+        async with connection.transaction(isolation="read_committed"):
+            number = lock_number(names.schema, "migrate")
+            await connection.execute("SELECT pg_advisory_xact_lock($1)", number)
+            for (name,) in await connection.fetch(_THERE, names.schema, list(wanted)):
+                del wanted[name]
+            for text in wanted.values():
+                await connection.execute(names[text])
+    except (asyncpg.InsufficientPrivilegeError, asyncpg.UndefinedObjectError):
+        return  # the second: without the language
+
+
+async def claim_swiftly(
+    turn: Turn,
+    token: bytes,
+    queues: Collection[str],
+    tasks: Collection[str | None],
+    limit: int,
+    lease: float,
+    worker: str,
+) -> list[Claim] | None:
+    """``claim``, the usual way round; None if this is not the usual case, and nothing was done."""
+    lines = claims.lines_of(turn, queues, tasks)
+    if not lines:
+        return None
+    marks = claims.marks(turn, token, lease, worker)
+    rows = await turn.fetch(_CALL_CLAIM, lines, limit, *marks, len(turn.lines.names))
+    if rows and rows[0][0] is None:
+        return None
+    return claims.read(turn, rows, token, newest=False)
+
+
+async def add_swiftly(
+    turn: Turn, model: Job, ids: list[str], payloads: list[bytes], commit: str
+) -> bool | None:
+    """``add_alike``, with the commit; None if nothing was done. Raises ``Careful`` as that does."""
+    line = turn.lines.ids[model.queue, model.task]
+    turn.tell(WORK, (model.queue,))
+    marks = (line, turn.now, opts_of(model), commit, min(ids), max(ids))
+    try:
+        return await turn.value(_CALL_ADD, ids, payloads, *marks) or None
+    except asyncpg.UniqueViolationError:
+        raise Careful from None
