@@ -11,6 +11,7 @@ import asyncio
 import json
 import os
 import random
+import select
 import shutil
 import signal
 import subprocess
@@ -331,13 +332,13 @@ def _service(folder: Path, *words: str) -> Iterator[subprocess.Popen[bytes]]:
         process.wait()
 
 
-def stopping(found: Figures, dice: random.Random) -> None:
+def stopping(found: Figures, dice: random.Random, stops: int = 40) -> None:
     """SIGTERM to `outlast worker`, idle and busy."""
     idle = found.figure("F10: from SIGTERM to the end of an idle worker", 0.3)
     busy = found.figure("F10: from the end of the grace time to the end of a busy worker", 0.3)
     back = found.figure("F10: from giving a job back to the end of the worker", 0.1)
     grace = 0.5
-    for number in range(40):
+    for number in range(stops):
         with place() as folder:
             db = folder / "proof.db"
             with _service(folder, "--grace", str(grace)) as worker:
@@ -348,18 +349,36 @@ def stopping(found: Figures, dice: random.Random) -> None:
                     _add(os.environ["OUTLAST_URL"])
                     until(lambda: events(folder, "end"), 60.0, "it has worked")
                     linger(dice.uniform(0.3, 0.6))
-                began = time.monotonic()
-                worker.send_signal(signal.SIGTERM)
-                given = _watch(db, worker) if number % 2 else None
-                if worker.wait(60) != 0:
-                    raise RuntimeError(f"the supervisor ended with {worker.returncode}")
-                ended = time.monotonic()
+                with _end_of(worker) as end:
+                    began = time.monotonic()
+                    worker.send_signal(signal.SIGTERM)
+                    given = _watch(db, worker) if number % 2 else None
+                    ended = end()
             if number % 2:
                 assert given is not None
                 busy.samples.append(max(ended - began - grace, NOTHING))
                 back.samples.append(max(ended - given, NOTHING))
             else:
                 idle.samples.append(ended - began)
+
+
+@contextmanager
+def _end_of(worker: subprocess.Popen[bytes]) -> Iterator[Callable[[], float]]:
+    """The moment of its end. ``Popen.wait`` with a timeout only looks, every 50 ms in the end."""
+    fd = os.pidfd_open(worker.pid)
+
+    def end() -> float:
+        if not select.select([fd], [], [], 60.0)[0]:
+            raise RuntimeError("the worker does not end")
+        at = time.monotonic()
+        if worker.wait() != 0:
+            raise RuntimeError(f"the supervisor ended with {worker.returncode}")
+        return at
+
+    try:
+        yield end
+    finally:
+        os.close(fd)
 
 
 def _watch(db: Path, worker: subprocess.Popen[bytes]) -> float:
@@ -416,12 +435,14 @@ def measure(names: Sequence[str], seed: int) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="scenarios by comma: " + ", ".join(SCENARIOS))
+    parser.add_argument("--stops", type=int, default=40, help="how often a worker is stopped")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--budget", type=float, default=3600.0, help="not heeded: it is one piece")
     told = parser.parse_args()
     names = told.only.split(",") if told.only else list(SCENARIOS)
     if shutil.which("unshare") is None:
         names = [name for name in names if name != "disk"]
+    SCENARIOS["stop"] = partial(stopping, stops=told.stops)
     print(json.dumps(measure(names, told.seed)))
 
 
