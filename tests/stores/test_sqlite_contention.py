@@ -16,7 +16,7 @@ from tests.fakes import FakeClock
 from tests.stores.children import Child, listen, say
 
 from outlast.errors import StoreUnavailable
-from outlast.job import done
+from outlast.job import Status, done
 from outlast.stores.sqlite import writer
 from outlast.stores.sqlite.store import SqliteStore
 
@@ -297,3 +297,21 @@ async def test_a_lease_that_ran_out_while_all_waited_for_the_lock_is_renewed(
     clock.advance(20)
     assert await theirs.recover(10) == 1
     other.close()
+
+
+async def test_a_purge_takes_nothing_that_is_added_after_its_last_bite(
+    db: Path, opened: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a busy producer could keep it from ending, and lose what it adds."""
+    store = opened(db)
+    await store.add([job("before")])
+    do, meanwhile = store._do, iter([job("meanwhile")])
+
+    async def answered_late(op: Any) -> Any:
+        gone = await do(op)
+        await store.add(list(meanwhile))
+        return gone
+
+    monkeypatch.setattr(store, "_do", answered_late)
+    assert await store.purge("default", [Status.QUEUED]) == 1
+    assert (await store.depth("default")).queued == 1

@@ -144,7 +144,7 @@ async def lines_of_queue(turn: Turn, queue: str) -> list[int]:
 
 
 async def purge(turn: Turn, queue: str, status: Sequence[Status]) -> int:
-    """See ``Ledger.purge``. A bite of them in one transaction: call again until it answers 0."""
+    """See ``Ledger.purge``. ``BITE`` of them in one transaction: fewer are the last."""
     lines = await lines_of_queue(turn, queue)
     states = [s for one in status if one is not Status.RUNNING for s in STATES[one]]
     rows: list[Any] = []

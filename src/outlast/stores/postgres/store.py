@@ -254,9 +254,11 @@ class PostgresStore(Stepped, Joinable, Moved, Served[Engine]):
         if dry_run:
             return await self._read(partial(ledger.count, queue=queue, status=status))
         total = 0
-        while gone := await self._do(Op(partial(steering.purge, queue=queue, status=status))):
+        while True:
+            gone = await self._do(Op(partial(steering.purge, queue=queue, status=status)))
             total += gone
-        return total
+            if gone < steering.BITE:
+                return total  # what is added meanwhile stays, and can't keep it from ending
 
     async def finished(self, ids: Sequence[str], timeout: float) -> Sequence[Job]:
         deadline = self.clock.monotonic() + timeout

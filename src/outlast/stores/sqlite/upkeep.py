@@ -42,6 +42,8 @@ __all__ = [
     "revive",
 ]
 
+PURGED = 5000
+"""Jobs that a purge deletes in one transaction."""
 STRANDED = -1.0
 """The lease of a claim that was made before the machine restarted."""
 HELD_UP = 1.0
@@ -110,7 +112,7 @@ _TAKE_KEY = (
     " ON CONFLICT DO UPDATE SET job = excluded.job, digest = excluded.digest, until = NULL"
 )
 _QUEUE = "SELECT id FROM lines WHERE space = ? AND queue = ?"
-_IN_STATES = f"SELECT {_ROW} FROM jobs WHERE line IN (%s) AND state IN (%s) LIMIT 5000"
+_IN_STATES = f"SELECT {_ROW} FROM jobs WHERE line IN (%s) AND state IN (%s) LIMIT {PURGED}"
 _DROP_KEYS = "DELETE FROM keys WHERE space = ? AND job = ? AND task = ? AND key = ?"
 _PAUSE = "INSERT OR IGNORE INTO pauses (space, queue) VALUES (?, ?)"
 _RESUME = "DELETE FROM pauses WHERE space = ? AND queue = ?"
@@ -346,7 +348,7 @@ def _check_keys(moves: Moves, rows: Mapping[str, Any]) -> None:
 
 
 def purge(moves: Moves, queue: str, status: Sequence[Status]) -> int:
-    """See ``Ledger.purge``. At most 5,000 in one transaction: call again until it answers 0."""
+    """See ``Ledger.purge``. ``PURGED`` in one transaction: fewer are the last."""
     lines = [number for (number,) in moves.connection.execute(_QUEUE, (moves.space, queue))]
     if not lines:
         raise JobNotFound(f"no queue {queue!r} was ever used here")
