@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -28,7 +29,6 @@ from outlast.job import Status
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 pytestmark = pytest.mark.needs("redis")
 
@@ -96,15 +96,26 @@ def test_c13(rig: Rig) -> None:
 
 def test_c15(rig: Rig) -> None:
     """C15: tasks that are due much later fill the worker, or hide those that are due now."""
+    empty = rig.start("-c", "2")
+    rig.until_up()
+    before = memory(rig, empty)
+    assert rig.stop(empty) == 0
     many = scaled(100_000, 10_000)
     for _ in range(many // 1000):
         rig.enqueue(*[("instant", n) for n in range(1000)], delay=30 * 86400)
-    rig.start("-c", "2")
+    full = rig.start("-c", "2")
     rig.until_up()
     ids = rig.enqueue(*[("instant", n) for n in range(10)])
     rig.until_ended(ids, 60.0)
     assert rig.starts(ids) == [1] * 10
     assert rig.run(lambda app: app.store.depth("default")).delayed == many
+    assert memory(rig, full) < before + 50 * 2**20
+
+
+def memory(rig: Rig, worker: subprocess.Popen[bytes]) -> int:
+    """Bytes that its processes have in memory."""
+    statuses = (Path(f"/proc/{pid}/status").read_text() for pid in rig.members(worker))
+    return sum(int(each.split("VmRSS:")[1].split()[0]) * 1024 for each in statuses)
 
 
 def test_c19(rig: Rig) -> None:
