@@ -45,6 +45,8 @@ IMAGE_BYTES = 512 << 20
 PATIENCE = 180.0
 BEAT = 0.1
 """Seconds between two looks at what else there is to do."""
+LOOK = 5.0
+"""Seconds after which an idle worker looks into the records; till then it is sent no more bells."""
 MISSING = 404
 QUORUM: dict[str, Any] = {"x-queue-type": "quorum"}
 CLASSIC: dict[str, Any] = {"x-queue-type": "classic", "x-queue-version": 2}
@@ -172,7 +174,7 @@ class OutlastOnBroker(OnBroker):
 class Recorded(OnBroker):
     """Bells on the broker and jobs in records, on one disk: the power goes for both at once.
 
-    Afterwards whoever works starts only what he is rung for: he never looks by himself.
+    Afterwards whoever works starts what he is rung for, and looks by himself as seldom as a worker.
     """
 
     def __init__(self, records: Outlast | OutlastOnPostgres | Redis) -> None:
@@ -251,10 +253,13 @@ class Recorded(OnBroker):
             await self._opened(store)
             stage = Stage(store, Journal(witness), worker="last")
             async with asyncio.timeout(PATIENCE):
+                looked = 0.0
                 while (await store.depth(QUEUE)).live:
                     await store.recover(1000)
                     await store.wait([QUEUE], BEAT)
-                    if store._news.is_new(WORK, [QUEUE]):
+                    now = asyncio.get_running_loop().time()
+                    if store._news.is_new(WORK, [QUEUE]) or now > looked + LOOK:
+                        looked = now
                         await stage.end(await stage.claim(100, 60.0), "done")
             found = await stage.dump()
             await store.close()

@@ -119,8 +119,7 @@ TITLES = {
         "Real power cuts under RabbitMQ",
         "The same under a private broker: the store's quorum queues, and beside them the client"
         " alone, each message confirmed, on a quorum queue and on a durable classic one. With"
-        " records in another store, both lie on that disk, and afterwards only what is rung for is"
-        " started.",
+        " records in another store, both lie on that disk.",
     ),
     "nth": (
         "N-th failure",
