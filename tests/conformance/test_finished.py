@@ -31,7 +31,7 @@ async def test_none_in_time(store: FullStore, clock: FakeClock) -> None:
     await add(store, job("a"), job("b"))
     assert list(await store.finished(["a", "b"], 0)) == []
     task = await waiting(store.finished(["a", "b"], 30))
-    assert 30 <= await clock.run(task, 40) <= 31
+    assert await clock.run(task, 31) >= 30
     assert list(task.result()) == []
 
 
@@ -54,7 +54,7 @@ async def test_wakes_at_the_end(
     await ENDINGS[end](await place.open() if elsewhere else store, running)
     if elsewhere:
         # A store may poll for what others did, by the clock.
-        assert await clock.run(task, 3, step=0.25) <= 2
+        await clock.run(task, 2, step=0.25)
     assert ids(list(await soon(task))) == ["a"]
 
 

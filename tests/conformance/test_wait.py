@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 async def test_a_timeout(store: FullStore, clock: FakeClock) -> None:
     task = await idle(store, timeout=30)
-    assert 30 <= await clock.run(task, 40) <= 31
+    assert await clock.run(task, 31) >= 30
 
 
 async def test_no_time_at_all(store: FullStore) -> None:
@@ -73,7 +73,7 @@ async def test_wakes_everybody(store: FullStore, place: Place) -> None:
 async def test_wakes_when_a_delayed_job_comes_due(store: FullStore, clock: FakeClock) -> None:
     await add(store, job(delay=20), job(delay=90))
     task = await idle(store)
-    assert 20 <= await clock.run(task, 40) <= 22
+    assert await clock.run(task, 22) >= 20
     assert len(await take(store)) == 1
 
 
@@ -83,7 +83,7 @@ async def test_wakes_when_a_retry_comes_due(store: FullStore, clock: FakeClock) 
     await store.settle([retry(running, 20, OOPS)])
     if task.done():
         task = await idle(store)
-    assert await clock.run(task, 40) <= 22
+    await clock.run(task, 22)
 
 
 async def test_a_nearer_moment_added_while_waiting(
@@ -94,7 +94,7 @@ async def test_a_nearer_moment_added_while_waiting(
     task = await idle(store)
     await add(other, job("near", delay=10))
     for _ in range(3):
-        assert await clock.run(task, 20) <= 12
+        await clock.run(task, 12)
         if claims := await take(store):
             assert ids(claims) == ["near"]
             return
@@ -183,7 +183,7 @@ async def test_nobody_spins_on_jobs_that_nobody_knows(store: FullStore, clock: F
     await add(store, *(job(task="unknown", delay=n % 2) for n in range(10)))
     clock.advance(5)
     task = await idle(store, timeout=30)
-    assert 30 <= await clock.run(task, 40) <= 31
+    assert await clock.run(task, 31) >= 30
 
 
 async def test_nobody_spins_on_a_held_lane(store: FullStore) -> None:

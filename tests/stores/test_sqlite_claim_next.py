@@ -125,7 +125,7 @@ async def test_others_jobs_do_not_end_up_with_it(store: Any) -> None:
 async def test_what_comes_due(store: Any, place: Place) -> None:
     await add(store, job("late", delay=20))
     task = await parked(store)
-    assert await place.clock.run(task, 40) <= 22
+    await place.clock.run(task, 22)
     assert ids(task.result()) == ["late"]
 
 
@@ -134,7 +134,7 @@ async def test_a_nearer_moment_added_while_it_waits(store: Any, place: Place) ->
     task = await parked(store)
     await add(await place.open(), job("near", delay=10))
     for _ in range(3):
-        assert await place.clock.run(task, 20) <= 12
+        await place.clock.run(task, 12)
         if task.result():
             assert ids(task.result()) == ["near"]
             return
@@ -155,7 +155,7 @@ async def test_what_comes_back(store: Any, way: str) -> None:
 
 async def test_a_timeout_looks_once_more(store: Any, place: Place) -> None:
     task = await parked(store, timeout=30)
-    assert 30 <= await place.clock.run(task, 40) <= 31
+    assert await place.clock.run(task, 31) >= 30
     assert task.result() == []
 
 
