@@ -271,9 +271,13 @@ _shared: dict[type[Server], Server] = {}
 
 
 def shared(kind: type[S]) -> S:
-    """The one of this kind that the tests of this process share; each finds what others left."""
+    """The one of this kind that the tests of this process share; each finds what others left.
+
+    A test that fails after it has killed the server fails alone: here it comes back.
+    """
     if kind not in _shared:
         _shared[kind] = kind()
+    if _shared[kind].process is None:
         _shared[kind].start()
     return cast("S", _shared[kind])
 

@@ -10,7 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from pika.adapters.utils.connection_workflow import AMQPConnectorSocketConnectError
-from pika.exceptions import AMQPConnectionError
+from pika.exceptions import (
+    AMQPConnectionError,
+    ProbableAccessDeniedError,
+    ProbableAuthenticationError,
+)
 from tests.rabbit import channel, dead, take_all
 from tests.servers import RabbitServer, shared
 from tests.stores.proxy import proxied
@@ -570,3 +574,12 @@ def test_what_kept_it_from_the_broker_is_named() -> None:
     found = mapped(error, "amqp://db.example:5672/")
     assert isinstance(found, StoreUnavailable)
     assert str(found) == "amqp://db.example:5672/: [Errno 111] Connection refused"
+
+
+def test_a_line_that_breaks_amid_the_greeting_is_no_wrong_password() -> None:
+    """A broker that is killed just then: whoever can wait for another, waits for this one."""
+    lost = "StreamLostError: ('Stream connection lost: ConnectionResetError(104, ...)',)"
+    for guess in (ProbableAuthenticationError(lost), ProbableAccessDeniedError(lost)):
+        found = mapped(guess, "amqp://db.example:5672/")
+        assert isinstance(found, StoreUnavailable)
+        assert "hung up" in str(found)

@@ -75,7 +75,7 @@ def test_a_worker_killed_once(
     workers.ours(DIE=step)
     all_noted(workers)
     assert (workers.folder / "died").exists(), "it was not killed"
-    # Nothing was running: what is stored is known by its id when the broker gives it out again.
+    # Nothing had run: what is stored is known by its id when the broker gives it out again.
     assert max(Counter(map(tuple, workers.said("add"))).values()) == 1
 
 

@@ -11,6 +11,8 @@ from outlast.errors import ConfigurationError, OutlastError, StoreError, StoreUn
 __all__ = ["mapped"]
 
 _NO_VHOST, _REFUSED = 530, 403
+_CLOSED = theirs.ConnectionClosedByBroker.__name__
+"""In pika's guess of what a broken greeting means: the broker said that it refuses."""
 
 
 def mapped(error: BaseException, shown: str) -> OutlastError:
@@ -26,6 +28,10 @@ def mapped(error: BaseException, shown: str) -> OutlastError:
                 " the authority that signed it by ?cafile= in the URL, and the broker by a name or"
                 " an address that stands in the certificate"
             )
+        case theirs.ProbableAuthenticationError() | theirs.ProbableAccessDeniedError() if (
+            _CLOSED not in str(error)
+        ):
+            return StoreUnavailable(f"{text}; it hung up amid the greeting, as one that is stopped")
         case (
             theirs.AuthenticationError()
             | theirs.ProbableAuthenticationError()
