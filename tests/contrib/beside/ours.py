@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.contrib.beside.theirs import say
+from tests.proof.patience import until
 
 from outlast import Outlast
 from outlast.contrib.celery.beside.intake import Intake
@@ -34,8 +35,9 @@ def die(step: str) -> None:
 @app.task
 async def add(x: int, y: int) -> int:
     die("before the run")
-    while os.environ.get("DIE") == "after _store" and not (FOLDER / "died").exists():
-        await asyncio.sleep(0.01)  # whoever waited for work may be told before who brought it
+    if os.environ.get("DIE") == "after _store":
+        # Whoever waited for work may be told before who brought it.
+        await asyncio.to_thread(until, (FOLDER / "died").exists, 60.0, "it was killed")
     say(add=[x, y])
     die("in the run")
     return x + y
