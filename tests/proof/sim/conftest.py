@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator
 
 HERE = Path(__file__).parent
 # A process that is killed never comes to what it was about to await.
@@ -23,10 +23,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.filterwarnings(LEFT))
 
 
-@pytest.fixture(autouse=True)
-def _bury_the_killed() -> Iterator[None]:
-    """Here, and not in the middle of a later test that has nothing to do with it."""
-    yield
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol() -> Generator[None, bool | None, bool | None]:
+    """Bury them here, and not in the middle of a later test that has nothing to do with it.
+
+    Not in a fixture: until the very end the log of the test may hold an error, and with it the
+    frames of whoever was killed.
+    """
+    result = yield
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="coroutine .* was never awaited")
         gc.collect()
+    return result
