@@ -24,14 +24,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_runtest_protocol() -> Generator[None, bool | None, bool | None]:
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, bool | None, bool | None]:
     """Bury them here, and not in the middle of a later test that has nothing to do with it.
 
     Not in a fixture: until the very end the log of the test may hold an error, and with it the
     frames of whoever was killed.
     """
     result = yield
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="coroutine .* was never awaited")
-        gc.collect()
+    if HERE in item.path.parents:  # this hook is called for the tests of all folders
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="coroutine .* was never awaited")
+            gc.collect()
     return result
