@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.proof.patience import until
 
+from outlast.cli.demo_work import Witness
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -57,6 +59,37 @@ def test_it_kills_and_loses_nothing(files: Path, tmp_path: Path) -> None:
     assert int(found["jobs interrupted"]) >= 10
     assert (found["dead"], found["lost"], found["differences"]) == ("0", "0", "0")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["files"]
+
+
+def test_work_that_is_over_at_once_is_interrupted_all_the_same(tmp_path: Path) -> None:
+    """Kills go by progress: a fast machine must not be through before the first of them."""
+    folder = tmp_path / "files"
+    folder.mkdir()
+    for number in range(300):
+        (folder / str(number)).write_bytes(b"a word")
+    # What a demo left whose store was deleted: it says nothing of the jobs of this one.
+    (tmp_path / "outlast-demo.journal").write_bytes(b"start 1 other\n" * 2)
+    demo = start(tmp_path, "files")
+    said, wrong = demo.communicate(timeout=110)
+    assert demo.returncode == 0, said + wrong
+    found = dict(re.findall(r"^([a-z ]+?) +(\d+)$", said, re.MULTILINE))
+    assert 10 <= int(found["jobs interrupted"]) < 300
+    assert (found["lost"], found["differences"]) == ("0", "0")
+
+
+def test_the_witness_counts_its_own_jobs(tmp_path: Path) -> None:
+    journal = tmp_path / "journal"
+    witness = Witness(journal, ["a", "b"])
+    witness.look()
+    with journal.open("ab", buffering=0) as file:
+        file.write(b"start 7 a\nstart 7 b\nend 7 a\nstart 8 c\nstart 9 c\nstart 9")
+        witness.look()
+        assert witness.interrupted == 0
+        assert (witness.lately(7), witness.lately(8)) == (["a", "b"], [])
+        file.write(b" b\nend 9 b\nend 9 b\n")
+        witness.look()
+    assert (witness.interrupted, witness.twice) == (1, 1)
+    assert witness.lately(7) == ["a"], "b was interrupted before: that again shows nothing new"
 
 
 def test_too_few_files(tmp_path: Path) -> None:

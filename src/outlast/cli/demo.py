@@ -17,7 +17,7 @@ import click
 
 from outlast.access import ledger_of
 from outlast.chance import SystemChance
-from outlast.cli.demo_work import JOURNAL, app, facts_of, files_in, measure
+from outlast.cli.demo_work import JOURNAL, Witness, app, facts_of, files_in, measure
 from outlast.clock import SystemClock
 from outlast.errors import ConfigurationError
 from outlast.job import Status
@@ -35,8 +35,8 @@ STORE = "outlast-demo.db"
 WORKERS, CONCURRENCY = 2, 4
 ENOUGH = 10
 """Jobs that must have been interrupted, or the demo has shown nothing."""
-CALM, HASTE = 0.7, 0.25
-"""Seconds between kills: at first, and while there are too few interruptions for what is done."""
+CALM = 0.7
+"""Seconds between kills while there are interruptions enough for what is done; else at once."""
 BATCH = 1000
 
 
@@ -67,6 +67,7 @@ class _Demo:
         self.folder = folder
         self.store = Path(STORE).absolute()
         self.journal = self.store.with_suffix(".journal")
+        self.log = self.store.with_suffix(".log")
         self.clock = SystemClock()
         self.chance = SystemChance()
         self.kills = 0
@@ -87,10 +88,11 @@ class _Demo:
             async with app:
                 ledger = ledger_of(app.store)
                 ids = await self._enqueue(ledger)
+                witness = Witness(self.journal, ids.values())
                 with _display(len(ids)) as show:
-                    await self._kill_until_done(ledger, show)
+                    await self._kill_until_done(ledger, witness, show)
                 jobs = await _all(ledger, ids)
-        return self._judge(jobs, ids)
+        return self._judge(jobs, witness)
 
     async def _enqueue(self, ledger: Ledger) -> dict[str, str]:
         """One job for each file. A file that has its job from a run before gets no second one."""
@@ -114,49 +116,66 @@ class _Demo:
         """A supervisor and its worker process, in a process group of their own."""
         command = (sys.executable, "-m", "outlast", "worker", "outlast.cli.demo_work:app")
         options = ("-c", str(CONCURRENCY), "--log-level", "error")
-        return subprocess.Popen(
-            (*command, *options), stdout=subprocess.DEVNULL, start_new_session=True
-        )
+        with self.log.open("ab") as log:
+            return subprocess.Popen(
+                (*command, *options), stdout=log, stderr=log, start_new_session=True
+            )
 
-    async def _kill_until_done(self, ledger: Ledger, show: Callable[[Counter[str]], None]) -> None:
+    async def _kill_until_done(
+        self, ledger: Ledger, witness: Witness, show: Callable[[Counter[str]], None]
+    ) -> None:
         """Watch, and kill one of the workers again and again, until no job is left."""
         workers = [self._start_worker() for _ in range(WORKERS)]
         try:
             last_kill = self.clock.monotonic()
             total = len(self.files)
             while True:
-                counts = await self._counts(ledger)
+                witness.look()
+                counts = await self._counts(ledger, witness)
                 show(counts)
-                ended = counts["done"] + counts["dead"]
-                if ended >= total:
+                left = counts["queued"] + counts["running"]
+                if not left:
                     return
-                behind = counts["interrupted"] < 2 * ENOUGH * (ended + total / 10) / total
-                pause = HASTE if behind else CALM
-                if self.clock.monotonic() - last_kill > pause and counts["running"]:
-                    await self._kill_one(workers, ledger)
+                behind = witness.interrupted < 2 * ENOUGH * (1.1 - left / total)
+                due = behind or self.clock.monotonic() - last_kill > CALM
+                if due and await self._kill_one(workers, ledger, witness):
                     last_kill = self.clock.monotonic()
-                await self.clock.sleep(0.05)
+                await self.clock.sleep(0.02)
         finally:
             for worker in workers:
                 worker.send_signal(signal.SIGTERM)
                 worker.wait()
 
-    async def _kill_one(self, workers: list[subprocess.Popen[bytes]], ledger: Ledger) -> None:
-        """Kill one that is at work, supervisor and all, and put another in its place."""
+    async def _kill_one(
+        self, workers: list[subprocess.Popen[bytes]], ledger: Ledger, witness: Witness
+    ) -> bool:
+        """Kill one that is amid a job, supervisor and all, and put another in its place.
+
+        It is stopped before it is looked at: however fast the jobs are, the kill interrupts one
+        whose end is not on record.
+        """
         at = int(self.chance.random() * len(workers))
         victim = workers[at]
         if victim.poll() is not None:
-            raise ConfigurationError("a worker ended by itself; see what it said")
+            raise ConfigurationError(f"a worker ended by itself; {self.log} holds what it said")
         known = [info.pid for info in await ledger.workers()]
-        its_own = [pid for pid in known if _session(pid) == victim.pid]
-        if its_own:
-            for pid in (victim.pid, *its_own):
-                os.kill(pid, signal.SIGKILL)
-            victim.wait()
-            self.kills += 1
-            workers[at] = self._start_worker()
+        its_own = [victim.pid, *(pid for pid in known if _session(pid) == victim.pid)]
+        _signal(its_own, signal.SIGSTOP)
+        amid = False
+        try:
+            witness.look()
+            jobs = await ledger.get(witness.lately(victim.pid))
+            amid = any(job is not None and not job.status.ended for job in jobs)
+        finally:
+            _signal(its_own, signal.SIGKILL if amid else signal.SIGCONT)
+        if not amid:
+            return False
+        victim.wait()
+        self.kills += 1
+        workers[at] = self._start_worker()
+        return True
 
-    async def _counts(self, ledger: Ledger) -> Counter[str]:
+    async def _counts(self, ledger: Ledger, witness: Witness) -> Counter[str]:
         counts: Counter[str] = Counter()
         for line in await ledger.lines():
             depth = line.depth
@@ -164,25 +183,12 @@ class _Demo:
                 queued=depth.queued, running=depth.running, done=depth.done, dead=depth.dead
             )
         counts["kills"] = self.kills
-        starts, _ = self._witness()
-        counts["interrupted"] = sum(number > 1 for number in starts.values())
+        counts["interrupted"] = witness.interrupted
         return counts
 
-    def _witness(self) -> tuple[Counter[str], Counter[str]]:
-        """How often each file was begun, and how often it was brought to its end."""
-        found: dict[str, Counter[str]] = {"start": Counter(), "end": Counter()}
-        with suppress(FileNotFoundError):
-            for line in self.journal.read_bytes().split(b"\n")[:-1]:
-                word, _, path = line.decode(errors="surrogateescape").partition(" ")
-                found[word][path] += 1
-        return found["start"], found["end"]
-
-    def _judge(self, jobs: dict[str, Job | None], ids: dict[str, str]) -> int:
+    def _judge(self, jobs: dict[str, Job | None], witness: Witness) -> int:
         """Compute everything once more, directly, and compare."""
-        starts, ends = self._witness()
-        # Begun more than once: a kill came before the first run was on record.
-        interrupted = sum(number > 1 for number in starts.values())
-        twice = sum(number > 1 for number in ends.values())
+        witness.look()
         dead = [path for path, job in jobs.items() if job is not None and job.status is Status.DEAD]
         lost = [path for path, job in jobs.items() if job is None or not job.status.ended]
         different = [
@@ -194,10 +200,10 @@ class _Demo:
         ]
         self.screen.line()
         for name, number in (
-            ("files", len(ids)),
+            ("files", len(jobs)),
             ("kills", self.kills),
-            ("jobs interrupted", interrupted),
-            ("jobs run twice", twice),
+            ("jobs interrupted", witness.interrupted),
+            ("jobs run twice", witness.twice),
             ("dead", len(dead)),
             ("lost", len(lost)),
             ("differences", len(different)),
@@ -207,10 +213,10 @@ class _Demo:
             for path in paths[:5]:
                 self.screen.line(f"{name}: {path}")
         bad = bool(dead or lost or different)
-        if not bad and interrupted < ENOUGH:
+        if not bad and witness.interrupted < ENOUGH:
             self.screen.note(
-                f"only {interrupted} jobs were interrupted, too few to show anything; name a folder"
-                " with more or larger files"
+                f"only {witness.interrupted} jobs were interrupted, too few to show anything; name"
+                " a folder with more or larger files"
             )
             bad = True
         if not bad:
@@ -222,6 +228,7 @@ class _Demo:
 
         remove(str(self.store))
         self.journal.unlink(missing_ok=True)
+        self.log.unlink(missing_ok=True)
 
 
 async def _all(ledger: Ledger, ids: dict[str, str]) -> dict[str, Job | None]:
@@ -231,6 +238,12 @@ async def _all(ledger: Ledger, ids: dict[str, str]) -> dict[str, Job | None]:
         some = paths[at : at + BATCH]
         jobs.update(zip(some, await ledger.get([ids[path] for path in some]), strict=True))
     return jobs
+
+
+def _signal(pids: list[int], number: signal.Signals) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
 
 
 def _session(pid: int) -> int:
