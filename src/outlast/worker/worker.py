@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from outlast.chance import SystemChance
@@ -232,12 +233,13 @@ class Worker:
         assert self._stop is not None
         try:
             async with asyncio.TaskGroup() as group:
-                settled = group.create_task(self._guard(settling.loop()))
-                claimed = group.create_task(self._guard(claims.loop()))
-                beating = group.create_task(self._guard(self._beat(crew, claims, watch)))
+                settled = group.create_task(self._guard(settling.loop))
+                claimed = group.create_task(self._guard(claims.loop))
+                beat = partial(self._beat, crew, claims, watch)
+                beating = group.create_task(self._guard(beat))
                 cut_short = None
                 try:
-                    await self._guard(self._until_stopped())
+                    await self._guard(self._until_stopped)
                 except asyncio.CancelledError as error:
                     if settled.done() or claimed.done() or beating.done():
                         raise  # a loop has failed; there is nothing to drain into
@@ -263,10 +265,10 @@ class Worker:
         assert self._stop is not None
         await self._stop
 
-    async def _guard(self, loop: Coroutine[Any, Any, None]) -> None:
+    async def _guard(self, loop: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """One of the worker's loops. If nobody who may has cancelled it, a task of the user has."""
         try:
-            await loop
+            await loop()
         except asyncio.CancelledError:
             if not self._unwinding:
                 self.broken("a task cancelled what runs in it")

@@ -117,7 +117,10 @@ class SimLoop(asyncio.BaseEventLoop):
         **_: Any,
     ) -> asyncio.Task[T]:
         text = None if name is None else str(name)
-        return SimTask(coro, loop=self, name=text, context=context)
+        task = SimTask(coro, loop=self, name=text, context=context)
+        if self._over:
+            self._left.append(task)
+        return task
 
     def call_soon_threadsafe(
         self, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Context | None = None
@@ -161,12 +164,22 @@ class SimLoop(asyncio.BaseEventLoop):
         ]
 
     def bury(self) -> None:
-        """End the world: what still stands there is unwound without any effect."""
+        """End the world: what still stands there is unwound without any effect.
+
+        As the running loop, or what a ``finally`` starts would land on another loop, one that never
+        runs, and be found there as never awaited in the middle of a later test.
+        """
         self._over = True
         self._left += [task for task in asyncio.all_tasks(self) if isinstance(task, SimTask)]
-        for task in sorted(set(self._left), key=hash):
-            _unwind(task)
-        self._left.clear()
+        asyncio._set_running_loop(self)
+        try:
+            while self._left:
+                tasks = sorted(set(self._left), key=hash)
+                self._left.clear()
+                for task in tasks:
+                    _unwind(task)
+        finally:
+            asyncio._set_running_loop(None)
         self._lot.clear()
         self._timers.clear()
         self.close()
@@ -247,11 +260,21 @@ def _wake(future: asyncio.Future[None]) -> None:
 
 
 def _unwind(task: SimTask) -> None:
-    """Close a coroutine, however often its ``finally`` blocks wait for something else."""
+    """Close a task's coroutine and those it awaits; what its ``finally`` does is of no effect."""
     silent: Any = task
     silent._log_destroy_pending = False
-    coroutine: Any = task.get_coro()
+    _close(task.get_coro())
+
+
+def _close(coroutine: Any) -> None:
+    """Close the innermost first, each however often its ``finally`` waits for something else.
+
+    One that awaits while it is closed from outside stays suspended, and is found by the collector.
+    """
     for _ in range(50):
+        inner = getattr(coroutine, "cr_await", None)
+        if hasattr(inner, "cr_await"):
+            _close(inner)
         try:
             coroutine.close()
         except RuntimeError:
