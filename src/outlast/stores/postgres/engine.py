@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -27,6 +26,7 @@ from outlast.stores.postgres.swift import add_swiftly
 from outlast.stores.postgres.turn import Lines
 from outlast.stores.postgres.upkeep import compact
 from outlast.stores.postgres.verdicts import lines_of, settle
+from outlast.stores.thread_loop import ThreadLoop
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -78,8 +78,8 @@ class Engine:
         self._turns = 0
         self._closing = False
         self._asleep = False
-        self._awake = threading.Event()
-        self._loop = asyncio.new_event_loop()
+        self._thread = ThreadLoop("outlast-postgres")
+        self._loop = self._thread.loop
         self.lines = lines = Lines()
         self._spare: list[Link] = []
         time = ServerTime(clock)
@@ -91,19 +91,17 @@ class Engine:
         self._writing.check = check
         listen = self.bell._connected
         self._reading.check = _both(check, listen)
-        self._work: asyncio.Event
+        self._work = asyncio.Event()
         self._writer: asyncio.Task[None]
         self._reads: set[asyncio.Task[None]] = set()
-        self._thread = threading.Thread(target=self._run, name="outlast-postgres", daemon=True)
 
     # -- for callers, in any thread
 
     def start(self) -> None:
         """Start the thread, and connect. Raises what keeps us from it; then it is closed again."""
         self._thread.start()
-        self._awake.wait()
         try:
-            self._call(self._connect()).result()
+            self._thread.run(self._begin_work())
         except BaseException:
             self.close()
             raise
@@ -138,7 +136,7 @@ class Engine:
         if self._closing:
             work.close()
             raise StoreClosed("the store is closed")
-        done = self._call(work)
+        done = asyncio.run_coroutine_threadsafe(work, self._loop)
         found: T = await asyncio.wrap_future(done)
         return found
 
@@ -147,32 +145,20 @@ class Engine:
         if self._closing:
             work.close()
             raise StoreClosed("the store is closed")
-        found: T = self._call(work).result()
-        return found
+        return self._thread.run(work)
 
     def close(self) -> None:
         """Finish what was handed over, then let go of everything. Blocks."""
         if self._closing:
             return
         self._closing = True
-        self._call(self._finish()).result()
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
+        self._thread.run(self._finish())
+        self._thread.end()
 
     # -- the thread
 
-    def _run(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        self._work = asyncio.Event()
-        self._loop.call_soon(self._awake.set)
+    async def _begin_work(self) -> None:
         self._writer = self._loop.create_task(self._write())
-        self._loop.run_forever()
-
-    def _call(self, work: Coroutine[Any, Any, T]) -> Any:
-        return asyncio.run_coroutine_threadsafe(work, self._loop)
-
-    async def _connect(self) -> None:
         await self._writing.plain("SELECT 1")
 
     async def _finish(self) -> None:

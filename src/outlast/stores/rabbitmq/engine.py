@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +18,7 @@ from outlast.stores.rabbitmq.link import THREAD, dial
 from outlast.stores.rabbitmq.outbox import PATIENCE, Outbox
 from outlast.stores.rabbitmq.topology import BANDS, Place
 from outlast.stores.replies import deliver
+from outlast.stores.thread_loop import ThreadLoop
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
@@ -70,7 +70,8 @@ class Engine:
         self.library = ""
         self.link: Link | None = None
         """The connection that publishes."""
-        self.loop = asyncio.new_event_loop()
+        self._thread = ThreadLoop(THREAD)
+        self.loop = self._thread.loop
         self._address = address
         self._arrived = arrived
         self._patient = patient
@@ -86,19 +87,17 @@ class Engine:
         self._tasks: set[asyncio.Task[Any]] = set()
         self.version: tuple[int, ...] = ()
         """Of the broker, once it has been reached."""
-        self._started = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=THREAD, daemon=True)
 
     # -- for callers, in any thread
 
     def start(self) -> None:
         """Start the thread, and connect. Raises what keeps us from it; then it is closed again."""
         self._thread.start()
-        self._started.wait()
         try:
-            asyncio.run_coroutine_threadsafe(self._begin(), self.loop).result()
+            self._thread.run(self._begin())
         except BaseException:
-            self._end_thread()
+            self._closing = True
+            self._thread.end()
             raise
 
     def hand_over(self, op: Op[Any]) -> None:
@@ -115,8 +114,8 @@ class Engine:
         if self._closing:
             return
         self._closing = True
-        asyncio.run_coroutine_threadsafe(self._finish(), self.loop).result()
-        self._end_thread()
+        self._thread.run(self._finish())
+        self._thread.end()
 
     # -- in the thread
 
@@ -181,17 +180,6 @@ class Engine:
             if not self._calls:
                 return
             self._asleep = False
-
-    def _run(self) -> None:
-        asyncio.set_event_loop(self.loop)
-        self.loop.call_soon(self._started.set)
-        self.loop.run_forever()
-
-    def _end_thread(self) -> None:
-        self._closing = True
-        self.loop.call_soon_threadsafe(self.loop.stop)
-        self._thread.join()
-        self.loop.close()
 
     async def _begin(self) -> None:
         link: Link | None = None

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +24,7 @@ from outlast.stores.redis.safe import Safe, second
 from outlast.stores.redis.scripts import digest
 from outlast.stores.redis.verdicts import lost_from, settle_args
 from outlast.stores.replies import deliver
+from outlast.stores.thread_loop import ThreadLoop
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -76,26 +76,25 @@ class Engine:
         self._down_since = 0.0
         self._closing = False
         self._asleep = False
-        self._started = threading.Event()
-        self._loop = asyncio.new_event_loop()
+        self._thread = ThreadLoop("outlast-redis")
+        self._loop = self._thread.loop
         self._work = asyncio.Event()
         self._life: asyncio.Task[None] | None = None
         self._wait: Wait | None = None
         self._second: AbstractConnection | None = None
         self._safe = Safe(prefix, self._unknown, self._rouse)
         self.bell = Bell(address, prefix, news)
-        self._thread = threading.Thread(target=self._run, name="outlast-redis", daemon=True)
 
     # -- for callers, in any thread
 
     def start(self) -> None:
         """Start the thread, and connect. Raises what keeps us from it; then it is closed again."""
         self._thread.start()
-        self._started.wait()
         try:
-            asyncio.run_coroutine_threadsafe(self._begin(), self._loop).result()
+            self._thread.run(self._begin())
         except BaseException:
-            self._end_thread()
+            self._closing = True
+            self._thread.end()
             raise
 
     def hand_over(self, op: Op[Any]) -> None:
@@ -118,21 +117,10 @@ class Engine:
         if self._closing:
             return
         self._closing = True
-        asyncio.run_coroutine_threadsafe(self._finish(), self._loop).result()
-        self._end_thread()
+        self._thread.run(self._finish())
+        self._thread.end()
 
     # -- the thread
-
-    def _run(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        self._loop.call_soon(self._started.set)
-        self._loop.run_forever()
-
-    def _end_thread(self) -> None:
-        self._closing = True
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
 
     async def _begin(self) -> None:
         connection = await self._connect()
