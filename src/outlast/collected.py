@@ -27,17 +27,14 @@ PATIENCE = 5.0
 """Seconds that the thread which lost the object waits. It may be holding what ``act`` needs."""
 
 
-def when_collected(
-    owner: T, act: Callable[[], object], *, here: bool = False
-) -> weakref.finalize[..., T]:
+def when_collected(owner: T, act: Callable[[], object]) -> weakref.finalize[..., T]:
     """Call ``act`` once ``owner`` is gone, or at the end of the program; ``detach`` to prevent it.
 
-    ``act`` must not refer to ``owner``. Usually it is done before the statement that lets go of
-    the owner has ended; it never runs inside a thread of ours, nor is it waited for there. Any
-    other thread that lost the owner does it itself if it must be ``here``, as what belongs to an
-    event loop of that thread.
+    ``act`` must not refer to ``owner``, and is done in a thread of its own, whoever lost the owner.
+    Usually that is before the statement that lets go of the owner has ended; a thread of ours does
+    not wait for it.
     """
-    end = weakref.finalize(owner, _Tidier.tidy, act, here)
+    end = weakref.finalize(owner, _Tidier.tidy, act)
     _Tidier.start()
     return end
 
@@ -63,15 +60,14 @@ class _Tidier:
             cls._latest = cls()
 
     @staticmethod
-    def tidy(act: Callable[[], object], here: bool) -> None:
+    def tidy(act: Callable[[], object]) -> None:
         self = _Tidier._latest
-        ours = threading.current_thread().name.startswith("outlast")
-        if self is None or self._ended or self._pid != os.getpid() or (here and not ours):
+        if self is None or self._ended or self._pid != os.getpid():
             act()
             return
         done = threading.Event()
         self._acts.put((act, done))
-        if not ours:
+        if not threading.current_thread().name.startswith("outlast"):
             done.wait(PATIENCE)
 
     def _work(self) -> None:
@@ -82,6 +78,8 @@ class _Tidier:
             except Exception:
                 _log.exception("what an object left behind could not be tidied up")
             finally:
+                # What it holds is to go where it was lost, not here when there is more to tidy.
+                del act, item
                 done.set()
 
     def _end(self) -> None:

@@ -47,7 +47,7 @@ class Queues:
 
     def close(self) -> None:
         for queue in self._made:
-            queue._end()
+            queue._line.close_now()
 
     def _make(
         self,

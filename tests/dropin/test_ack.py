@@ -90,7 +90,7 @@ def test_what_nobody_came_for_goes_back_when_the_object_goes(tmp_path: Path) -> 
         get.cancel()
 
     asyncio.run(leave())
-    queue._end()
+    queue._line.close_now()
     assert make(queues, name=queue.name).get_nowait() == "a"
 
 

@@ -54,7 +54,7 @@ def test_calls_without_a_loop(
     for name, *arguments in script:
         assert answer(mine, name, *arguments) == answer(theirs, name, *arguments), name
         assert state(mine) == state(theirs), name
-    mine._end()
+    mine._line.close_now()
 
 
 WOKEN_TOO_LATE: list[tuple[Any, ...]] = [
@@ -112,5 +112,5 @@ def test_tasks_round_by_round(kind: str, script: list[tuple[Any, ...]], maxsize:
     theirs, mine = make(kind, maxsize, "each")
     expected = asyncio.run(play(theirs, script))
     found = asyncio.run(play(mine, script))
-    mine._end()
+    mine._line.close_now()
     assert found == expected

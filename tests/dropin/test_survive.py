@@ -215,6 +215,39 @@ def test_a_queue_may_be_collected_by_the_thread_of_its_own_store(
     assert rest(again) == list(range(11))
 
 
+def test_a_queue_may_be_collected_amid_the_opening_of_another(url: str) -> None:
+    """The collector runs wherever an object is made: here in the thread that holds the lock which
+    the collected queue's writer needs to end. That thread can't wait for it without an end."""
+    with child("""
+        import gc
+        from outlast import collected
+        from outlast.stores.sqlite.forks import Forks
+
+        class Collecting(dict):
+            def setdefault(self, path, made):
+                say("collects", gc.collect() > 0)
+                return super().setdefault(path, made)
+
+        collected.PATIENCE = 0.1
+        gc.disable()
+        queue = Queue(name="q", url=URL)
+        await queue.put_many([0, 1, 2])
+        await queue.get()
+        cycle = [queue]
+        cycle.append(cycle)
+        del queue, cycle
+        Forks._open = Collecting(Forks._open)
+        other = Queue(name="q", url=URL)
+        await other.put(3)
+        say("goes on")
+        while (await other.depth()).ready < 4: await asyncio.sleep(0)
+        say("has all")
+    """, url) as program:  # fmt: skip
+        assert program.end() == ["collects True", "goes on", "has all"]
+    queue: Queue[int] = Queue(name="q", url=url)
+    assert rest(queue) == [0, 1, 2, 3]
+
+
 @pytest.mark.timeout(240)
 def test_nothing_confirmed_is_lost_and_nothing_invented_when_producers_are_killed(
     url: str,
@@ -294,7 +327,7 @@ def test_a_forked_child_leaves_the_parents_items_alone(url: str) -> None:
             first = queue.get_nowait()
             say("child", first == 6 + ahead, ahead > 0)
             queue.task_done()
-            queue._end()
+            queue._line.close_now()
             os._exit(0)
         os.waitpid(pid, 0)
         assert await queue.get() == 6

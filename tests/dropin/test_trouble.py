@@ -363,7 +363,7 @@ def test_a_close_that_can_settle_nothing_leaves_it_to_others(
     assert queue.get_nowait() == 0
     Failing(queue, monkeypatch).make("settle_now", lambda: StoreUnavailable("no"))
     with pytest.raises(StoreUnavailable):
-        queue._end()
+        queue._line.close_now()
     other: Any = made.queue(name="x")
     assert [other.get_nowait() for _ in range(3)] == [0, 1, 2]
     assert list((tmp_path / ".queues.db-outlast").glob("*.life")) != []

@@ -98,7 +98,7 @@ def test_without_a_url_it_is_a_file_in_the_current_folder(
     assert (tmp_path / "outlast.db").exists()
     assert queue.get_nowait() == 1
     queue.task_done()
-    queue._end()
+    queue._line.close_now()
 
 
 async def test_a_block_that_ends_well_settles(ours: Queues) -> None:

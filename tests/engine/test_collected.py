@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+import weakref
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -22,9 +23,9 @@ class Owner:
     """Somebody who leaves something behind."""
 
 
-def lose(act: Callable[[], object], *, here: bool = False) -> None:
+def lose(act: Callable[[], object]) -> None:
     owner = Owner()
-    when_collected(owner, act, here=here)
+    when_collected(owner, act)
     del owner
 
 
@@ -79,21 +80,35 @@ def test_a_thread_of_ours_is_never_waited_for() -> None:
     assert done.wait(60)
 
 
-def test_the_thread_that_loses_the_owner_may_do_it_itself_unless_it_is_ours() -> None:
+def test_no_other_thread_does_it_whoever_loses_the_owner() -> None:
     seen: list[str] = []
+    done = threading.Event()
 
     def note() -> None:
         seen.append(threading.current_thread().name)
-
-    def serve() -> None:
-        lose(note, here=True)
+        done.set()
 
     for name in ("user", "outlast-writer"):
-        thread = threading.Thread(target=serve, name=name)
+        done.clear()
+        thread = threading.Thread(target=lose, args=(note,), name=name)
         thread.start()
         thread.join(60)
+        assert done.wait(60)
     lose(note)
-    assert seen == ["user", "outlast-tidy", "outlast-tidy"]
+    assert seen == ["outlast-tidy"] * 3
+
+
+def test_what_was_done_is_not_kept() -> None:
+    """Else what an owner leaves behind stays until the next one is lost, however large it is."""
+
+    class Left:
+        def tidy(self) -> None: ...
+
+    left = Left()
+    alive = weakref.ref(left)
+    lose(left.tidy)
+    del left
+    assert alive() is None
 
 
 def test_it_is_done_at_the_end_of_the_program() -> None:

@@ -118,7 +118,7 @@ class Queue(asyncio.Queue[T]):
         self._gets = Gets(self._line, self._pump)
         self._bound: asyncio.AbstractEventLoop | None = None
         # It holds the line and not the queue: what this one leaves behind is tidied up after it.
-        self._end = when_collected(self, self._line.close_now, here=True)
+        when_collected(self, self._line.close_now)
 
     # -- what it is
 
