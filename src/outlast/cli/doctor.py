@@ -15,6 +15,8 @@ from outlast.store import Durability
 if TYPE_CHECKING:
     from outlast.cli.screen import Screen
     from outlast.doctor import Report
+    from outlast.doctor.restart import Survival
+    from outlast.doctor.torture import Toll
 
 __all__ = ["doctor"]
 
@@ -29,6 +31,8 @@ __all__ = ["doctor"]
 @click.option("--deep", is_flag=True, help="Read every row, and check it.")
 @click.option("--torture", type=click.IntRange(1, 86_400), metavar="SECONDS",
               help="Kill own workers in a scratch namespace, and look for losses.")  # fmt: skip
+@click.option("--restart-cmd", metavar="COMMAND",
+              help="Have jobs accepted, run this, and look whether they are there.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="The answer as JSON.")
 @click.pass_obj
 def doctor(
@@ -38,6 +42,7 @@ def doctor(
     require: str | None,
     deep: bool,
     torture: int | None,
+    restart_cmd: str | None,
     as_json: bool,
 ) -> int:
     """Look at the store behind URL and say what accepted jobs survive.
@@ -48,7 +53,8 @@ def doctor(
     """
     required = None if require is None else Durability[require.upper()]
     if url == "celery" or celery_app is not None:
-        if url != "celery" or celery_app is None or deep or torture is not None:
+        more = deep or torture is not None or restart_cmd is not None
+        if url != "celery" or celery_app is None or more:
             raise click.UsageError("write: outlast doctor celery MODULE:APP [--require] [--json]")
         return _told(screen, _celery(screen, celery_app, required), as_json)
     from outlast.doctor import examine
@@ -63,14 +69,23 @@ def doctor(
     if torture is not None and report.reached:
         from outlast.doctor.torture import torture as kill_and_check
 
-        verdict = kill_and_check(url, seconds=float(torture))
-        if as_json:
-            screen.json(verdict.document())
-        else:
-            for line in verdict.lines():
-                screen.line(line)
-        code = code or verdict.exit_code
+        verdict = _tried(screen, kill_and_check(url, seconds=float(torture)), as_json)
+        code = code or verdict
+    if restart_cmd is not None and report.reached:
+        from outlast.doctor.restart import restart
+
+        verdict = _tried(screen, restart(url, restart_cmd), as_json)
+        code = code or verdict
     return code
+
+
+def _tried(screen: Screen, verdict: Toll | Survival, as_json: bool) -> int:
+    if as_json:
+        screen.json(verdict.document())
+    else:
+        for line in verdict.lines():
+            screen.line(line)
+    return verdict.exit_code
 
 
 def _celery(screen: Screen, spec: str, required: Durability | None) -> Report:

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import json
+import hashlib
 import re
-import threading
-import urllib.request
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
 
 import pika
-from pika.exceptions import AMQPError, ChannelClosed
+from pika.exceptions import AMQPError
 
-from outlast.chance import SystemChance
+from outlast.doctor.rabbitmq_facts import facts_of, numbers
 from outlast.doctor.report import Finding, Report, Severity
 from outlast.errors import OutlastError
 from outlast.store import Durability
@@ -22,32 +19,22 @@ from outlast.stores.rabbitmq.address import read
 from outlast.stores.rabbitmq.declaring import WEAK
 from outlast.stores.rabbitmq.engine import NEEDED, OLDEST
 from outlast.stores.rabbitmq.faults import mapped
-from outlast.stores.rabbitmq.link import THREAD
-from outlast.stores.rabbitmq.topology import (
-    ALONE,
-    BANDS,
-    BELLS,
-    LEVELS,
-    dead_name,
-    level_arguments,
-    level_name,
-    news_name,
-    plain_arguments,
-    sweep_name,
-)
+from outlast.stores.rabbitmq.topology import ALONE, BANDS, BELLS, dead_name, news_name, sweep_name
 from outlast.stores.rabbitmq.topology import Place as Line
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
-    from outlast.stores.rabbitmq.address import Address as Place
     from outlast.stores.urls import Address
 
 __all__ = ["examine", "findings_of", "remove"]
 
 OK, NOTE, WARNING, ERROR = Severity
-PORT = 15672
-_OTHER = re.compile(r"inequivalent arg '([^']+)'")
+FULL = 0.8
+"""How much of a limit may be used."""
+RIGHTS = r"'^(outlast/|amq\.gen-)' '^(outlast/|amq\.(gen-|default$))' '^(outlast/|amq\.gen-)'"
+"""What a user of outlast needs: to configure, to write, to read. A worker hears what is new by a
+queue that the broker names."""
 _TAKES = ("max-length", "max-length-bytes", "message-ttl", "expires", "delivery-limit")
 """Settings by which a broker takes messages away, or whole queues."""
 
@@ -58,7 +45,7 @@ async def examine(address: Address, *, required: Durability | None, quick: bool)
     wanted = promised if required is None else required
     place = read(address.path, address.options)
     try:
-        facts = await asyncio.to_thread(_facts, place, address.options.get("management"), quick)
+        facts = await asyncio.to_thread(facts_of, place, address.options.get("management"), quick)
     except (AMQPError, OSError, OutlastError) as error:
         finding = Finding(
             id="RM0", severity=ERROR, read=str(mapped(error, place.shown)),
@@ -86,137 +73,24 @@ def remove(address: Address, namespace: str) -> int:
     return found
 
 
-def _facts(place: Place, management: str | None, quick: bool) -> dict[str, Any]:
-    thread = threading.current_thread()
-    name, thread.name = thread.name, THREAD  # where the client keeps its log to itself
-    try:
-        facts = _broker(place, quick)
-    finally:
-        thread.name = name
-    facts["management"] = _management(place, management)
-    return facts
-
-
-def _broker(place: Place, quick: bool) -> dict[str, Any]:
-    """What it says to any client."""
-    connection = pika.BlockingConnection(place.parameters("outlast doctor"))
-    try:
-        properties = connection._impl.server_properties
-        return {
-            "product": properties.get("product"), "version": properties.get("version"),
-            "can": connection._impl.server_capabilities or {},
-            "user": place.settings["credentials"].username, "tls": place.settings["tls"],
-            "consumer_timeout": place.consumer_timeout,
-            "types": _types(connection, str(properties.get("version"))),
-            "path": None if quick else _path(connection),
-        }  # fmt: skip
-    finally:
-        connection.close()
-
-
-def _types(connection: Any, version: str) -> dict[str, list[str]]:
-    """In what the queues under our names differ from ours, as far as the names can be guessed.
-
-    Each that is there is declared as we would: where it is another one, that is refused, and the
-    first difference named.
-    """
-    numbers = _numbers(version)
-    ours = {dead_name("default", "default"): plain_arguments(numbers)}
-    ours |= {level_name(level): level_arguments(level) for level in range(LEVELS)}
-    found: dict[str, list[str]] = {}
-    for name, arguments in ours.items():
-        try:
-            connection.channel().queue_declare(name, passive=True)
-        except ChannelClosed:
-            continue
-        differ = found[name] = []
-        while True:
-            try:
-                connection.channel().queue_declare(name, durable=True, arguments=arguments)
-                break
-            except ChannelClosed as error:
-                match = _OTHER.search(error.reply_text)
-                differ.append(match[1] if match else error.reply_text)
-                if arguments.pop(differ[-1], None) is None:
-                    break
-    return found
-
-
-def _path(connection: Any) -> dict[str, bool]:
-    """Whether a message that nobody takes comes back, and one to a queue is confirmed."""
-    name = f"outlast/doctor/{SystemChance().token().hex()}"
-    tried = {"returned": False, "confirmed": False}
-    channel = connection.channel()
-    channel.confirm_delivery()
-    try:
-        channel.basic_publish("", name, b"", mandatory=True)
-    except pika.exceptions.UnroutableError:
-        tried["returned"] = True
-    kept = {"x-queue-type": "quorum", "x-expires": 60_000}
-    channel.queue_declare(name, durable=True, arguments=kept)
-    try:
-        lasting = pika.BasicProperties(delivery_mode=2)
-        channel.basic_publish("", name, b"", lasting, mandatory=True)
-        method, _, _ = channel.basic_get(name, auto_ack=True)
-        tried["confirmed"] = method is not None
-    finally:
-        channel.queue_delete(name)
-    return tried
-
-
-def _management(place: Place, url: str | None) -> dict[str, Any] | None:
-    """What the management API says; None if it isn't there, or not for this user."""
-    base = url or f"http://{place.settings['host']}:{PORT}"
-    credentials = place.settings["credentials"]
-    login = base64.b64encode(f"{credentials.username}:{credentials.password}".encode()).decode()
-    vhost = quote(place.settings["virtual_host"], safe="")
-
-    def ask(path: str) -> Any:
-        request = urllib.request.Request(
-            f"{base.rstrip('/')}/api/{path}", headers={"Authorization": f"Basic {login}"}
-        )
-        with urllib.request.urlopen(request, timeout=5) as answer:
-            return json.load(answer)
-
-    try:
-        queues = [each for each in ask(f"queues/{vhost}") if each["name"].startswith("outlast/")]
-        return {"queues": queues, "nodes": ask("nodes"), "vhost": ask(f"vhosts/{vhost}")}
-    except (OSError, ValueError):
-        return None
-
-
 def findings_of(facts: Mapping[str, Any]) -> list[Finding]:
     """What a broker's properties, our queues' kinds and its management API mean."""
-    management = facts["management"]
+    told = facts["management"] or {}
     found = [_version(facts), _kinds(facts), _path_finding(facts)]
-    if management is None:
-        found += [
-            Finding(
-                id=id,
-                severity=NOTE,
-                read="the management API isn't there, or not for this user",
-                means=f"{what} can't be told over AMQP",
-                remedy="rabbitmq-plugins enable rabbitmq_management, the tag monitoring for the"
-                " user, and ?management=http://host:15672 in the URL",
-            )
-            for id, what in (
-                ("RM3", "how many nodes hold each queue"),
-                ("RM4", "what policies take away"),
-                ("RM6", "what kind of queue is made by default"),
-                ("RM7", "whether memory or disk are short"),
-            )
-        ]
-    else:
-        found += [_members(management), *_taken(management, facts), _default(management)]
-        found += _nodes(management)
-    found.append(_security(facts))
+    queues, nodes = told.get("queues"), told.get("nodes")
+    found += [_untold("RM3", told)] if queues is None else [_members(queues)]
+    found += [_untold("RM4", told)] if queues is None else _taken(queues, facts)
+    found += _surprises(facts, told)
+    found += [_alarm(facts, told)] if nodes is None else _nodes(nodes)
+    found += _security(facts, told)
     found.append(
         Finding(
             id="RM9",
             severity=NOTE,
             read=f"consumer_timeout {_seconds(facts)}, as the URL says",
-            means="no power was cut here: a broker must be tried by restarting it under load",
-            remedy="?consumer_timeout= in the URL, if the broker's is another",
+            means="nothing was restarted here, and no client can ask for that timeout",
+            remedy="outlast doctor URL --restart-cmd COMMAND; and ?consumer_timeout= in the URL, if"
+            " the broker's is another",
         )
     )
     return sorted(found, key=lambda finding: finding.id)
@@ -227,15 +101,11 @@ def _seconds(facts: Mapping[str, Any]) -> str:
     return "none" if timeout is None else f"{timeout:g} s"
 
 
-def _numbers(version: object) -> tuple[int, ...]:
-    return tuple(int(part) for part in str(version).split(".")[:2] if part.isdecimal())
-
-
 def _version(facts: Mapping[str, Any]) -> Finding:
     shown = f"{facts['product']} {facts['version']}"
-    numbers = _numbers(facts["version"])
+    found = numbers(facts["version"])
     missing = [name for name in NEEDED if not facts["can"].get(name)]
-    if facts["product"] != "RabbitMQ" or numbers < OLDEST or missing:
+    if facts["product"] != "RabbitMQ" or found < OLDEST or missing:
         lack = f"; lacks {', '.join(missing)}" if missing else ""
         return Finding(
             id="RM1", severity=ERROR, read=shown + lack, durability=Durability.MEMORY,
@@ -269,6 +139,11 @@ def _path_finding(facts: Mapping[str, Any]) -> Finding:
     path = facts["path"]
     if path is None:
         return Finding(id="RM5", severity=NOTE, read="not tried", means="it takes a moment")
+    if path.get("blocked"):
+        return Finding(
+            id="RM5", severity=NOTE, read="not tried to the end",
+            means="the broker takes no messages now",
+        )  # fmt: skip
     if not (path["returned"] and path["confirmed"]):
         return Finding(
             id="RM5", severity=ERROR, read=f"{path}", durability=Durability.MEMORY,
@@ -290,8 +165,7 @@ def _kept(queue: Mapping[str, Any]) -> Durability | None:
     return Durability.POWER if first else Durability.PROCESS
 
 
-def _members(management: Mapping[str, Any]) -> Finding:
-    queues = management["queues"]
+def _members(queues: Sequence[Mapping[str, Any]]) -> Finding:
     weak = {each["name"]: kept for each in queues if (kept := _kept(each)) is not None}
     if weak:
         means = {
@@ -323,9 +197,9 @@ def _members(management: Mapping[str, Any]) -> Finding:
     )  # fmt: skip
 
 
-def _taken(management: Mapping[str, Any], facts: Mapping[str, Any]) -> list[Finding]:
+def _taken(queues: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> list[Finding]:
     found = []
-    for each in management["queues"]:
+    for each in queues:
         policy = each.get("effective_policy_definition") or {}
         taking = {name: policy[name] for name in _TAKES if name in policy}
         if taking:
@@ -370,7 +244,7 @@ def _lack(name: str, arguments: Mapping[str, Any], version: object) -> str:
     taking = {f"x-{each}" for each in _TAKES} & arguments.keys()
     if arguments.get("x-delivery-limit") == -1:
         taking.discard("x-delivery-limit")
-    elif _numbers(version) >= (4, 0) and not name.startswith("outlast/delay/"):
+    elif numbers(version) >= (4, 0) and not name.startswith("outlast/delay/"):
         taking.add("x-delivery-limit")  # 20, unless another is set
     if name.startswith("outlast/delay/"):
         taking.discard("x-message-ttl")
@@ -380,17 +254,61 @@ def _lack(name: str, arguments: Mapping[str, Any], version: object) -> str:
     return ", ".join(f"{each} is {arguments.get(each, 'not set')}" for each in sorted(taking))
 
 
-def _default(management: Mapping[str, Any]) -> Finding:
-    kind = management["vhost"].get("default_queue_type") or "classic"
-    return Finding(
-        id="RM6", severity=OK, read=f"queues of others are {kind} by default",
-        means="ours say what they are",
-    )  # fmt: skip
+def _surprises(facts: Mapping[str, Any], told: Mapping[str, Any]) -> list[Finding]:
+    """What a queue is whose maker doesn't say, and what an upgrade will meet."""
+    vhost = told.get("vhost") or {}
+    kind = vhost.get("default_queue_type") or "undefined"
+    if kind == "undefined":
+        kind = facts["default"] or ("classic" if vhost else None)
+    if kind is None:
+        found = [_untold("RM6", told)]
+    else:
+        read = f"queues of others are {kind} by default"
+        found = [Finding(id="RM6", severity=OK, read=read, means="ours say what they are")]
+    off = [
+        str(flag["name"])
+        for flag in told.get("flags") or ()
+        if flag.get("state") == "disabled" and flag.get("stability") == "stable"
+    ]
+    if off:
+        found.append(
+            Finding(
+                id="RM6",
+                severity=NOTE,
+                read=f"feature flags that are off: {', '.join(sorted(off))}",
+                means="a later RabbitMQ may need them, and then it does not start",
+                remedy="rabbitmqctl enable_feature_flag all, before the next upgrade",
+            )
+        )
+    if used := [str(each["name"]) for each in told.get("deprecated") or ()]:
+        found.append(
+            Finding(
+                id="RM6",
+                severity=NOTE,
+                read=f"deprecated features in use: {', '.join(sorted(used))}",
+                means="by others: outlast needs none. A later RabbitMQ refuses them",
+                remedy="find who uses them before the next upgrade: rabbitmqctl"
+                " list_deprecated_features --used",
+            )
+        )
+    return found
 
 
-def _nodes(management: Mapping[str, Any]) -> list[Finding]:
+def _alarm(facts: Mapping[str, Any], told: Mapping[str, Any]) -> Finding:
+    """What can be known of the nodes without asking for them."""
+    path = facts["path"]
+    if path is not None and path.get("blocked"):
+        return Finding(
+            id="RM7", severity=ERROR, read="it takes no messages: an alarm of memory or disk",
+            means="nothing is accepted until that is over",
+            remedy="make room; see rabbitmq-diagnostics alarms",
+        )  # fmt: skip
+    return _untold("RM7", told)
+
+
+def _nodes(nodes: Sequence[Mapping[str, Any]]) -> list[Finding]:
     found = []
-    for node in management["nodes"]:
+    for node in nodes:
         wrong = [name for name in ("mem_alarm", "disk_free_alarm") if node.get(name)]
         wrong += [f"partitioned from {other}" for other in node.get("partitions") or ()]
         wrong += [] if node.get("running", True) else ["not running"]
@@ -404,22 +322,123 @@ def _nodes(management: Mapping[str, Any]) -> list[Finding]:
                     remedy="make room, or mend the cluster",
                 )
             )
-    many = len(management["nodes"])
+        elif near := _near(node):
+            found.append(
+                Finding(
+                    id="RM7",
+                    severity=WARNING,
+                    read=f"{node['name']}: {', '.join(near)}",
+                    means="soon it takes no more connections, or no more messages",
+                    remedy="raise the limit (ulimit -n for fd), or find what uses so much",
+                )
+            )
+    many = len(nodes)
     return found or [Finding(id="RM7", severity=OK, read=f"{many} nodes, no alarm")]
 
 
-def _security(facts: Mapping[str, Any]) -> Finding:
+def _near(node: Mapping[str, Any]) -> list[str]:
+    """What a node has used up but for a fifth. Not every version tells each of them."""
+    used = {name: (f"{name}_used", f"{name}_total") for name in ("fd", "sockets", "proc")}
+    used["memory"] = ("mem_used", "mem_limit")
+    found = []
+    for name, keys in used.items():
+        part, whole = (node.get(key) for key in keys)
+        if isinstance(part, int) and isinstance(whole, int) and part > whole * FULL > 0:
+            found.append(f"{name} {part} of {whole}")
+    free, least = node.get("disk_free"), node.get("disk_free_limit")
+    if isinstance(free, int) and isinstance(least, int) and free < least / FULL:
+        found.append(f"{free >> 20} MiB of disk, and below {least >> 20} it takes nothing")
+    return found
+
+
+def _security(facts: Mapping[str, Any], told: Mapping[str, Any]) -> list[Finding]:
     shown = f"as {facts['user']}, {'with' if facts['tls'] else 'without'} TLS"
+    found = []
     if facts["user"] == "guest":
-        return Finding(
-            id="RM8", severity=WARNING, read=shown,
-            means="everybody knows that user and its password, and it may do anything",
-            remedy="rabbitmqctl add_user, and permissions in one virtual host",
-        )  # fmt: skip
-    if not facts["tls"]:
-        return Finding(
-            id="RM8", severity=NOTE, read=shown,
-            means="who listens on the way reads the jobs, and the password",
-            remedy="amqps://, unless it is this host or a network of your own",
-        )  # fmt: skip
-    return Finding(id="RM8", severity=OK, read=shown)
+        means = "everybody knows that user and its password, and it may do anything"
+        if not facts["local"]:
+            shown += ", and not from this host: loopback_users lets it in from anywhere"
+        remedy = "rabbitmqctl add_user, and permissions in one virtual host"
+        found.append(_weak(shown, means, remedy))
+    elif "administrator" in told.get("tags", ()):
+        means = "whoever takes over this program owns the broker"
+        remedy = f"rabbitmqctl set_user_tags {facts['user']} monitoring, or no tag"
+        found.append(_weak(f"{shown}, an administrator", means, remedy))
+    rights = told.get("permissions")
+    wide = facts["any_name"] if rights is None else _is_wide(rights)
+    if wide and facts["user"] != "guest":
+        found.append(
+            Finding(
+                id="RM8",
+                severity=NOTE,
+                read=f"{facts['user']} may make queues of any name"
+                + ("" if rights is None else f": configure {rights['configure']}"),
+                means="and read, fill and delete those of others in this virtual host",
+                remedy=f"rabbitmqctl set_permissions -p VHOST {facts['user']} {RIGHTS}",
+            )
+        )
+    if facts["user"] != "guest" and _has_known_password(told.get("guest")):
+        found.append(
+            Finding(
+                id="RM8",
+                severity=NOTE,
+                read="there is the user guest with the password guest",
+                means="nothing but loopback_users keeps everybody else out",
+                remedy="rabbitmqctl delete_user guest",
+            )
+        )
+    if not facts["tls"] and not facts["local"]:
+        found.append(
+            Finding(
+                id="RM8",
+                severity=NOTE,
+                read=shown,
+                means="who listens on the way reads the jobs, and the password",
+                remedy="amqps://, unless it is a network of your own",
+            )
+        )
+    return found or [Finding(id="RM8", severity=OK, read=shown)]
+
+
+def _weak(read: str, means: str, remedy: str) -> Finding:
+    return Finding(id="RM8", severity=WARNING, read=read, means=means, remedy=remedy)
+
+
+def _is_wide(rights: Mapping[str, str]) -> bool:
+    """Whether a name that is none of ours fits."""
+    try:
+        return re.search(rights["configure"], "somebody") is not None
+    except re.error:
+        return False  # Erlang has other patterns
+
+
+def _has_known_password(user: Mapping[str, Any] | None) -> bool:
+    """Whether the broker keeps ``guest`` as this user's password: salted with its first 4 bytes."""
+    if user is None or user.get("hashing_algorithm") != "rabbit_password_hashing_sha256":
+        return False
+    kept = base64.b64decode(user.get("password_hash", ""))
+    return kept[4:] == hashlib.sha256(kept[:4] + b"guest").digest()
+
+
+def _untold(id: str, told: Mapping[str, Any]) -> Finding:
+    """What only the management API knows."""
+    return Finding(
+        id=id,
+        severity=NOTE,
+        read="the management API doesn't tell this user"
+        if told
+        else "the management API isn't there, or not for this user",
+        means=f"{_ONLY_THERE[id]} can't be told over AMQP",
+        remedy="the tag monitoring for the user"
+        if told
+        else "rabbitmq-plugins enable rabbitmq_management, the tag monitoring for the user, and"
+        " ?management=http://host:15672 in the URL",
+    )
+
+
+_ONLY_THERE = {
+    "RM3": "how many nodes hold each queue",
+    "RM4": "what policies take away",
+    "RM6": "what kind of queue is made by default",
+    "RM7": "how short memory, disk and file descriptors are",
+}

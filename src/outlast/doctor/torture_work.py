@@ -15,7 +15,7 @@ from outlast.clock import SystemClock
 from outlast.running import current
 from outlast.stores.urls import parse
 
-__all__ = ["JOURNAL", "NAMESPACE", "make", "note"]
+__all__ = ["JOURNAL", "NAMESPACE", "make", "makes_nothing", "note"]
 
 JOURNAL = "OUTLAST_TORTURE_JOURNAL"
 NAMESPACE = "OUTLAST_TORTURE_NAMESPACE"
@@ -30,11 +30,15 @@ def note(word: str, id: str) -> None:
     os.close(descriptor)
 
 
+def makes_nothing(url: str) -> bool:
+    """Whether a scratch namespace is all there is to be made, as on Redis and on brokers."""
+    address = parse(url)
+    return (parse(address.records) if address.records else address).scheme in MAKES_NOTHING
+
+
 def make() -> Outlast:
     """The app, on the namespace that the environment names."""
-    # Redis and brokers have nothing to be made but the namespace itself, which is a scratch one.
-    address = parse(os.environ["OUTLAST_URL"])
-    create = (parse(address.records) if address.records else address).scheme in MAKES_NOTHING
+    create = makes_nothing(os.environ["OUTLAST_URL"])
     app = Outlast(namespace=os.environ[NAMESPACE], create=create)
 
     # It is killed on purpose, more often than a task may be.
