@@ -13,9 +13,14 @@ if TYPE_CHECKING:
 
 
 def test_c09(rig: Rig) -> None:
+    stop_signals(rig, scaled(300, 12))
+
+
+def stop_signals(rig: Rig, rounds: int) -> None:
+    """In each an idle worker is sent one task, and told to stop a moment later."""
     dice = random.Random(9)
     ids: list[str] = []
-    for _ in range(scaled(300, 12)):
+    for _ in range(rounds):
         worker = rig.start("-c", "2")
         rig.until_up()
         ids += rig.enqueue(("instant",))

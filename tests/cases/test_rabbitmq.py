@@ -9,11 +9,13 @@ import sys
 import threading
 from collections import Counter
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.cases.program import NEW_KIND
 from tests.cases.rig import ROOT, Rig, scaled
+from tests.cases.test_c09_stop_signal import stop_signals
 from tests.cases.test_c36_values import VALUES
 from tests.proof.patience import linger, until
 from tests.rabbit import channel, dead
@@ -24,7 +26,8 @@ from outlast.errors import StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from pathlib import Path
+
+    from outlast.job import Job
 
 pytestmark = pytest.mark.needs("rabbitmq")
 
@@ -36,19 +39,32 @@ def server() -> RabbitServer:
     return shared(RabbitServer)
 
 
+class BrokerRig(Rig):
+    """A broker keeps no outcomes: the tasks' own log tells."""
+
+    def until_ended(self, ids: Sequence[str], seconds: float = 90.0) -> None:
+        until(lambda: min(self.ends(ids)) > 0, seconds, "all have ended")
+
+    def until_dead(self, many: int, seconds: float = 60.0) -> list[Job]:
+        """Wait for so many dead, and take them away."""
+        buried: list[Job] = []
+
+        def are_buried() -> bool:
+            buried.extend(dead(self.url, "default"))
+            return len(buried) >= many
+
+        until(are_buried, seconds, f"{many} are dead", beat=0.1)
+        return buried
+
+
 @pytest.fixture
-def rig(tmp_path: Path, server: RabbitServer) -> Iterator[Rig]:
-    made = Rig(tmp_path, server.url(vhost=server.make_vhost(f"case{next(_names)}")))
+def rig(tmp_path: Path, server: RabbitServer) -> Iterator[BrokerRig]:
+    made = BrokerRig(tmp_path, server.url(vhost=server.make_vhost(f"case{next(_names)}")))
     yield made
     made.close()
 
 
-def until_done(rig: Rig, ids: Sequence[str], seconds: float = 90.0) -> None:
-    """A broker keeps no outcomes: the tasks' own log tells."""
-    until(lambda: min(rig.ends(ids)) > 0, seconds, "all have ended")
-
-
-def delayed(server: RabbitServer, rig: Rig) -> int:
+def delayed(server: RabbitServer, rig: BrokerRig) -> int:
     listed = server.ctl(
         "list_queues", "-p", rig.url.rpartition("/")[2], "name", "messages", "--silent"
     )
@@ -56,65 +72,96 @@ def delayed(server: RabbitServer, rig: Rig) -> int:
     return sum(int(many) for name, many in counts.items() if name.startswith("outlast/delay/"))
 
 
-def test_c01(rig: Rig) -> None:
+def test_c01(rig: BrokerRig) -> None:
     """C01: a worker dies, and what it held is lost, or waits for half an hour."""
     ids = rig.enqueue(*[("nap", 0.3) for _ in range(6)])
     first = rig.start("-c", "3")
     until(lambda: len(rig.said("start")) >= 3, 60.0, "three run")
     rig.kill(first)
     rig.start("-c", "3")
-    until_done(rig, ids)
+    rig.until_ended(ids)
     assert rig.ends(ids) == [1] * 6
 
 
-def test_c15(rig: Rig, server: RabbitServer) -> None:
+def test_c09(rig: BrokerRig) -> None:
+    """C09: a message popped at the very instant of the stop signal never comes back."""
+    stop_signals(rig, scaled(300, 3))
+
+
+def test_c11(rig: BrokerRig) -> None:
+    """C11: every deploy that interrupts a task uses up one attempt, until it is declared dead."""
+    (id,) = rig.enqueue(("until", str(rig.folder / "go")))
+    for round in range(1, scaled(6, 4)):
+        worker = rig.start("-c", "1", "--grace", scaled("2", "0.2"))
+        rig.until_started(id, round)
+        linger(scaled(5.0, 0.0))
+        assert rig.stop(worker) == 0
+    (rig.folder / "go").touch()
+    (control,) = rig.enqueue(("raises",))
+    rig.start("-c", "1")
+    rig.until_ended([id])
+    [job] = rig.until_dead(1)
+    assert (job.id, job.failures, rig.starts([control])) == (control, 2, [2])
+    assert rig.ends([id]) == [1]
+    assert dead(rig.url, "default") == []
+
+
+def memory(rig: Rig, worker: subprocess.Popen[bytes]) -> int:
+    """Bytes that a worker's processes have in memory."""
+    pages = (Path(f"/proc/{pid}/statm").read_text().split()[1] for pid in rig.members(worker))
+    return sum(map(int, pages)) * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_c15(rig: BrokerRig, server: RabbitServer) -> None:
     """C15: tasks that are due much later fill the worker, or hide those that are due now."""
     many = scaled(100_000, 3_000)
+    first = rig.enqueue(("instant", 0))
+    worker = rig.start("-c", "2")
+    rig.until_ended(first)
+    before = memory(rig, worker)
+    assert rig.stop(worker) == 0
     for _ in range(many // 1000):
         rig.enqueue(*[("instant", n) for n in range(1000)], delay=30 * 86400)
-    rig.start("-c", "2")
+    worker = rig.start("-c", "2")
+    rig.until_up()
+    linger(scaled(60.0, 0.0))
     ids = rig.enqueue(*[("instant", n) for n in range(10)])
-    until_done(rig, ids)
+    rig.until_ended(ids, scaled(2.0, 60.0))
     assert rig.starts(ids) == [1] * 10
+    assert memory(rig, worker) < before + 50_000_000
     # The broker brings its own counts up to date every few seconds.
     until(lambda: delayed(server, rig) == many, 60.0, "all are still held back", beat=1.0)
-    assert len(rig.said("start")) == 10
+    assert len(rig.said("start")) == 11
 
 
-def test_c32(rig: Rig, server: RabbitServer) -> None:
+def test_c32(rig: BrokerRig, server: RabbitServer) -> None:
     """C32: a task that kills its worker is redelivered for ever, or acknowledged and lost."""
     before = rig.enqueue(*[("instant", n) for n in range(25)])
     (poison,) = rig.enqueue(("kills",))
     after = rig.enqueue(*[("instant", n) for n in range(25)])
     rig.start("-c", "1")
-    until_done(rig, [*before, *after])
+    rig.until_ended([*before, *after])
     until(lambda: rig.starts([poison]) == [3], 60.0, "it has killed three workers")
-    buried: list[Any] = []
-
-    def is_buried() -> bool:
-        buried.extend(dead(rig.url, "default"))
-        return bool(buried)
-
-    until(is_buried, 60.0, "it is dead", beat=0.1)
-    [job] = buried
+    [job] = rig.until_dead(1)
+    assert job.failure is not None
     assert (job.id, job.crashes, job.failure.kind) == (poison, 3, "crash")
     assert rig.starts([poison]) == [3]
 
 
-def test_c34(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_c34(rig: BrokerRig, monkeypatch: pytest.MonkeyPatch) -> None:
     """C34: a worker that lacks the code for a task deletes it."""
     monkeypatch.setenv(NEW_KIND, "1")
     new = rig.enqueue(*[("new-kind", n) for n in range(5)])
     monkeypatch.delenv(NEW_KIND)
     known = rig.enqueue(*[("instant", n) for n in range(10)])
     rig.start("-c", "2")
-    until_done(rig, known)
+    rig.until_ended(known)
     linger(scaled(60.0, 1.0))
     with channel(rig.url) as raw:
         answer = raw.queue_declare("outlast/default/default/new-kind", passive=True)
         assert answer.method.message_count == 5, "ready, with nobody who knows it"
     rig.start("-c", "2", **{NEW_KIND: "1"})
-    until_done(rig, new)
+    rig.until_ended(new)
     assert (rig.starts(new), rig.ends(new)) == ([1] * 5, [1] * 5)
 
 
@@ -140,7 +187,7 @@ async def test_c36(server: RabbitServer) -> None:
         assert (type(found), found, repr(found)) == (type(value), value, repr(value))
 
 
-def test_c51(rig: Rig, server: RabbitServer) -> None:
+def test_c51(rig: BrokerRig, server: RabbitServer) -> None:
     """C51: the password is shown in a message, a log, or a listing."""
     secret = "S3cr3t!pw"
     right = server.url(user="guest:guest")
@@ -165,11 +212,11 @@ def test_c51(rig: Rig, server: RabbitServer) -> None:
         assert form not in said
 
 
-def test_c22(rig: Rig, server: RabbitServer) -> None:
+def test_c22(rig: BrokerRig, server: RabbitServer) -> None:
     """C22: after a restart of the broker the worker takes no more tasks, or exits."""
     (first,) = rig.enqueue(("instant", 1))
     worker = rig.start("-c", "2")
-    until_done(rig, [first])
+    rig.until_ended([first])
     pids = rig.members(worker)
     for _ in range(scaled(5, 1)):
         server.kill()
@@ -177,7 +224,7 @@ def test_c22(rig: Rig, server: RabbitServer) -> None:
             rig.enqueue(("instant", 2))
         server.start()
         ids = rig.enqueue(*[("instant", n) for n in range(10)])
-        until_done(rig, ids)
+        rig.until_ended(ids)
         assert rig.ends(ids) == [1] * 10
     assert rig.members(worker) == pids
 
@@ -186,7 +233,7 @@ def _has(confirmed: Sequence[str], many: int) -> bool:
     return len(confirmed) >= many
 
 
-def test_workers_and_the_broker_are_killed(rig: Rig, server: RabbitServer) -> None:
+def test_workers_and_the_broker_are_killed(rig: BrokerRig, server: RabbitServer) -> None:
     """Whatever dies in whichever order: what was confirmed ends."""
     confirmed: list[str] = []
     over = threading.Event()
@@ -213,7 +260,7 @@ def test_workers_and_the_broker_are_killed(rig: Rig, server: RabbitServer) -> No
         over.set()
         producer.join()
     rig.start("-c", "4")
-    until_done(rig, confirmed, 120.0)
+    rig.until_ended(confirmed, 120.0)
     repeats = Counter(rig.ends(confirmed))
     assert min(repeats) >= 1
     assert len(confirmed) == len(set(confirmed))

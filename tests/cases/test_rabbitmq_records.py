@@ -9,10 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.cases.rig import Rig, scaled
+from tests.cases.test_c09_stop_signal import stop_signals
+from tests.cases.test_c34_unknown_task import test_c34 as c34
 from tests.cases.test_c36_values import VALUES
 from tests.cases.test_c38_repeats import test_c38_fifty_at_once as c38_fifty_at_once
+from tests.cases.test_c40_lanes import test_c40 as c40
 from tests.cases.test_c42_cancelled import test_c42_claimed_ahead as c42_claimed_ahead
 from tests.cases.test_c42_cancelled import test_c42_delayed as c42_delayed
+from tests.cases.test_c49_purge import test_c49 as c49
 from tests.proof.patience import until
 from tests.servers import PostgresServer, RabbitServer, RedisServer, shared
 
@@ -49,6 +53,23 @@ def rig(request: pytest.FixtureRequest, tmp_path: Path, server: RabbitServer) ->
     made.close()
 
 
+def test_c09(rig: Rig) -> None:
+    """C09: a message popped at the very instant of the stop signal never comes back."""
+    stop_signals(rig, scaled(300, 2))
+
+
+def test_c34(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """C34: a worker that lacks the code for a task deletes it."""
+    c34(rig, monkeypatch)
+
+
+@pytest.mark.needs("redis")
+@pytest.mark.parametrize("rig", ["redis"], indirect=True)
+def test_c40(rig: Rig) -> None:
+    """C40: a lock survives the crash of its holder, or its limit is ignored after the restart."""
+    c40(rig)
+
+
 @pytest.mark.needs("servers")
 @pytest.mark.parametrize("rig", ["postgresql"], indirect=True)
 def test_c42_delayed(rig: Rig) -> None:
@@ -66,6 +87,13 @@ def test_c42_claimed_ahead(rig: Rig) -> None:
 def test_c38(rig: Rig) -> None:
     """C38: a repeat of a key is answered with the first job."""
     c38_fifty_at_once(rig)
+
+
+@pytest.mark.needs("servers")
+@pytest.mark.parametrize("rig", ["postgresql"], indirect=True)
+def test_c49(rig: Rig) -> None:
+    """C49: purge reports a number but leaves delayed and fetched tasks, which then run."""
+    c49(rig)
 
 
 async def test_c36(server: RabbitServer, tmp_path: Path) -> None:

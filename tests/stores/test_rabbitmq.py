@@ -328,6 +328,28 @@ async def test_what_nobody_can_read_is_kept_with_the_dead(
                 assert await nothing(store)
 
 
+async def test_what_was_not_confirmed_is_named_job_by_job(
+    server: RabbitServer, namespace: str
+) -> None:
+    """A batch is stored in part: one line takes it, the other is none that keeps it."""
+    with channel(server.url()) as raw:
+        raw.queue_declare(f"outlast/{namespace}/default/u", durable=True)
+    async with opened(server, namespace) as store:
+        with pytest.raises(EnqueueUncertain) as caught:
+            await store.add([job("a"), job("b", task="u"), job("c")])
+        assert list(caught.value.ids) == ["b"]
+        assert ids(await take(store, 2)) == ["a", "c"]
+
+
+async def test_a_repeat_is_not_recognised(server: RabbitServer, namespace: str) -> None:
+    """Without records nobody knows what was stored before: both are new, and both run."""
+    async with opened(server, namespace) as store:
+        for _ in range(2):
+            [answer] = await store.add([job("twice")])
+            assert (answer.created, answer.conflict) == (True, False)
+        assert ids(await take(store, 2)) == ["twice", "twice"]
+
+
 # -- crashes
 
 
@@ -349,6 +371,8 @@ async def test_crashes_are_counted_by_the_broker(server: RabbitServer, namespace
                 await store.catch_up(["default"], ["t"])
     [buried] = dead(server.url(), namespace)
     assert (buried.crashes, buried.failure and buried.failure.kind) == (3, "crash")
+    for name in (f"outlast/{namespace}/default/t", f"outlast/{namespace}/default/t!alone"):
+        assert take_all(server.url(), name) == [], "it was taken off where it came from"
 
 
 async def test_what_was_only_sent_ahead_is_no_crash(server: RabbitServer, namespace: str) -> None:

@@ -98,10 +98,13 @@ class Declaring:
             missing = [each for each in new_levels if not await self._exists(level_name(each))]
             for each in new_levels:
                 await self._level(each)
+        unbound = new_levels if fresh or missing else []
         # A bell that is lost with the broker is rung again.
         if (fresh and place.band != BELLS) or missing:
             await asyncio.sleep(SETTLE)
         async with self._one:
+            for each in unbound:
+                await self._bind_level(each)
             if fresh:
                 raw = (await self._open()).raw
                 await self._say(raw.queue_bind, place.name, DELIVER, deliver_key(place.name))
@@ -115,10 +118,14 @@ class Declaring:
         name = level_name(level)
         await self._queue(name, level_arguments(level))
         raw = (await self._open()).raw
+        await self._say(raw.exchange_declare, name, "topic", durable=True)
+
+    async def _bind_level(self, level: int) -> None:
+        """As late as a line: what somebody else sends there comes back until it is safe."""
+        name, below = level_name(level), level_name(level - 1)
+        raw = (await self._open()).raw
         waits, passes = level_patterns(level)
-        below = level_name(level - 1)
         await asyncio.gather(
-            self._say(raw.exchange_declare, name, "topic", durable=True),
             self._say(raw.queue_bind, name, name, waits),
             self._say(raw.exchange_bind, below, name, passes),
         )
