@@ -84,6 +84,55 @@ def told(self, x):
     return [self.name, self.request.id == self.request.root_id, x]
 
 
+@app.task(bind=True)
+def by_one(self, x):
+    raise self.replace(add.s(x, 1))
+
+
+@app.task(bind=True)
+def by_chain(self, x):
+    return self.replace(chain(add.s(x, 1), by_one.s(), mul.s(10)))
+
+
+@app.task(bind=True)
+def by_group(self, x):
+    return self.replace(group(add.s(x, n) for n in range(3)))
+
+
+@app.task(bind=True)
+def by_chord(self, x):
+    return self.replace(chord([add.s(x, n) for n in range(3)], xsum.s()))
+
+
+@app.task(bind=True)
+def by_failing(self, x):
+    return self.replace(chain(add.s(x, 1), fail.si("in its place"), add.s(1)))
+
+
+def replaced():
+    """Those in which a task has another one run in its place."""
+    return {
+        "replaced": lambda: by_one.delay(3),
+        "replaced by a chain": lambda: by_chain.delay(3),
+        "replaced by a group": lambda: by_group.delay(3),
+        "replaced by a chord": lambda: by_chord.delay(3),
+        "replaced by what fails": lambda: by_failing.delay(3),
+        "replaced in a chain": lambda: (add.s(1, 1) | by_chain.s() | mul.s(2)).delay(),
+        "replaced by a group in a chain": lambda: (by_group.s(1) | xsum.s() | negative.s()).delay(),
+        "replaced in a group": lambda: group(by_one.s(1), by_chain.s(2), add.s(1, 1))(),
+        "replaced in a chord": lambda: chord(
+            [by_one.s(1), by_chain.s(2), add.s(1, 1), by_chord.s(1), by_one.s(5) | mul.s(2)],
+            same.s(),
+        ).delay(),
+        "replaced by a group in a chord": lambda: chord(
+            [by_group.s(1), add.s(1, 1)], same.s()
+        ).delay(),
+        "body replaced": lambda: chord([add.s(1, 1), add.s(2, 2)], xsum.s() | by_chain.s()).delay(),
+        "replaced, then linked": lambda: by_chain.apply_async((6,), link=note.s()),
+        "replaced, link_error": lambda: by_failing.apply_async((6,), link_error=on_error.s()),
+    }
+
+
 def flows():
     """What is done in the tutorials, by name."""
     return {
@@ -139,6 +188,7 @@ def flows():
         "link": lambda: add.apply_async((2, 2), link=note.s()),
         "link_error": lambda: fail.apply_async(("no",), link_error=on_error.s()),
         "on_error of a chain": lambda: (add.s(1, 1) | fail.si("still no")).on_error(on_error.s())(),
+        **replaced(),
     }
 
 
@@ -150,5 +200,6 @@ class Held:
         return self.value
 
 
-NOTED = ["4", "ValueError no True", "ValueError still no True", "failure below zero [-1]",
+NOTED = ["4", "80", "ValueError in its place True", "ValueError no True",
+         "ValueError still no True", "failure below zero [-1]",
          "success ['told', True, 1] [1]"]  # fmt: skip

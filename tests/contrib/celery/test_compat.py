@@ -15,6 +15,7 @@ import pytest
 from tests.proof.patience import until
 from tests.servers import RedisServer
 
+from outlast.contrib.celery.values import stands_in
 from outlast.job import Status
 from outlast.stores import connect
 
@@ -93,9 +94,10 @@ def test_the_same_program_on_both(tmp_path: Path, server: RedisServer) -> None:
     assert answers["ours"]["inside"] == 43
     assert answers["ours"]["groups within groups"] == [[3, 4], [2, 4], 10]
     assert answers["ours"]["retried too often"] == "raised ValueError"
+    assert answers["ours"]["replaced in a chord"] == [2, 40, 2, 6, 12]
     assert answers["ours"]["notes"] == [
-        "4", "ValueError no True", "ValueError still no True", "failure below zero [-1]",
-        "success ['told', True, 1] [1]",
+        "4", "80", "ValueError in its place True", "ValueError no True",
+        "ValueError still no True", "failure below zero [-1]", "success ['told', True, 1] [1]",
     ]  # fmt: skip
 
 
@@ -124,8 +126,12 @@ def total(numbers):
     return sum(numbers)
 
 @app.task
-def double(n):
-    return 2 * n
+def times(n, m):
+    return n * m
+
+@app.task(bind=True)
+def double(self, n):
+    return self.replace(chain(times.s(n, 1), times.s(2)))
 
 if __name__ == "__main__":
     flow = chord([chain(part.si(n), part.si(n), double.s()) for n in range(40)], total.s())
@@ -156,11 +162,19 @@ async def test_a_chord_through_kills(tmp_path: Path) -> None:
                 (job,) = await store.get((id,))
                 await store.wait(["default"], 0.1)
             (job,) = await store.finished((id,), 60)
-        assert (job.status, job.result) == (Status.DONE, str(4 * sum(range(40))).encode())
+            others = stands_in(job.result)
+            assert others is not None
+            last = None
+            while last is None:
+                (last,) = await store.get((others.end,))
+                await store.wait(["default"], 0.1)
+            (last,) = await store.finished((others.end,), 60)
+        assert (last.status, last.result) == (Status.DONE, str(4 * sum(range(40))).encode())
         jobs = await store.find(limit=1000)
         counts = {name: sum(job.task == name for job in jobs) for name in {j.task for j in jobs}}
         assert counts["shop.part"] == 80
         assert counts["shop.double"] == 41
+        assert counts["shop.times"] == 82
         assert counts["shop.total"] == 1
         assert {job.failures for job in jobs} == {0}
         # What was cut short ran again, and nothing that had ended did.

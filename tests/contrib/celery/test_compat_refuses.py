@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from outlast.contrib.celery.compat import Celery, Signature, chord, group
+from outlast.contrib.celery.flow import CHORD, LOOK
 from outlast.contrib.celery.results import rebuilt
 from outlast.contrib.celery.values import plain, restore
 from outlast.errors import ConfigurationError, DecodeError, EncodeError, JobFailed, Unsupported
@@ -48,7 +50,9 @@ REFUSALS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "exchanges": (
         lambda app: app.tasks["shop.add"].apply_async((1, 2), exchange="e"), "queue="
     ),
-    "replace": (lambda app: app.tasks["shop.add"].replace(None), "link"),
+    "more members of a chord": (
+        lambda app: app.tasks["shop.add"].add_to_chord(None), "known beforehand"
+    ),
     "inspect": (lambda app: app.control.inspect(), "status, jobs"),
     "anything else": (lambda app: app.events, "docs/celery.md"),
     "worker_main": (lambda app: app.worker_main(["worker"]), "outlast worker"),
@@ -137,6 +141,24 @@ def test_exceptions_of_the_tasks_modules_come_back() -> None:
 class OwnError(Exception):
     def __init__(self, one: int, two: int) -> None:
         raise AssertionError("not called")
+
+
+def test_threads_that_ask_at_once_get_one_app_and_all_of_it() -> None:
+    app = made()
+    found: list[Any] = []
+    go = threading.Barrier(8)
+
+    def ask() -> None:
+        go.wait()
+        engine = app.outlast
+        found.append((engine, set(engine.tasks) >= {"shop.add", CHORD, LOOK}))
+
+    threads = [threading.Thread(target=ask) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [(app.outlast, True)] * 8
 
 
 def test_empty_groups_and_chords() -> None:

@@ -9,13 +9,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tests.servers import RedisServer, shared
 
+from outlast import JobFailed, current
 from outlast.contrib.celery.compat import (
     Celery,
+    ChordError,
     Ignore,
     MaxRetriesExceededError,
     Reject,
     TaskRevokedError,
     chain,
+    chord,
     group,
 )
 
@@ -158,6 +161,114 @@ async def test_results_that_are_not_kept_still_go_on(app: Any) -> None:
         assert await got(await asyncio.to_thread(made.delay, 1, 2)) is None
         flow = chain(made.s(1, 2), last.s())
         assert await got(await asyncio.to_thread(flow.delay)) == 30
+
+
+async def test_a_job_has_ended_when_what_stands_in_for_it_has(app: Any) -> None:
+    go, begun = threading.Event(), threading.Event()
+
+    def hold() -> str:
+        begun.set()
+        assert go.wait(PATIENCE)
+        return "held"
+
+    def told(word: str) -> str:
+        return f"{word} and told"
+
+    def passed_on(self: Any) -> Any:
+        return self.replace(chain(first.s(), last.s()))
+
+    first, last = task(app, hold), task(app, told)
+    made = task(app, passed_on, bind=True)
+    async with app.outlast.worker():
+        sent = await asyncio.to_thread(made.delay)
+        result = app.AsyncResult(sent.id)
+        assert await asyncio.to_thread(begun.wait, PATIENCE)
+        assert await asyncio.to_thread(lambda: (result.state, result.ready())) == ("PENDING", False)
+        with pytest.raises(TimeoutError):
+            await asyncio.to_thread(result.get, timeout=0.3)
+        go.set()
+        assert await got(result) == "held and told"
+        assert await asyncio.to_thread(lambda: (result.state, result.name, result.result)) == (
+            "SUCCESS", "shop.told", "held and told",
+        )  # fmt: skip
+
+
+async def test_what_stands_in_is_revoked_and_fails_for_the_one(app: Any) -> None:
+    def add(x: int, y: int) -> int:
+        return x + y
+
+    def later(self: Any) -> Any:
+        return self.replace(adding.s(1, 2).set(countdown=3600))
+
+    def failing(self: Any) -> Any:
+        return self.replace(chain(adding.s(1, "two"), adding.s(3)))
+
+    adding = task(app, add)
+    total = app.task(name="shop.total")(lambda numbers: sum(numbers))
+    made, bad = task(app, later, bind=True), task(app, failing, bind=True)
+    async with app.outlast.worker():
+        result = await asyncio.to_thread(made.delay)
+        await until(lambda: result.name == "shop.add")
+        await asyncio.to_thread(app.control.revoke, result.id)
+        with pytest.raises(TaskRevokedError):
+            await got(result)
+        flow = chord([adding.s(1, 1), chain(bad.s(), adding.s(1))], total.s())
+        body = await asyncio.to_thread(flow.delay)
+        with pytest.raises(TypeError, match="unsupported operand"):
+            await got(body)
+        with pytest.raises(ChordError, match="unsupported operand"):
+            await got(app.AsyncResult(body.id))
+
+
+async def test_no_task_says_by_itself_that_others_stand_in(app: Any) -> None:
+    value = {"__type__": "outlast.replaced", "__value__": {"end": "another's", "before": []}}
+    made = app.task(name="shop.says")(lambda: value)
+    async with app.outlast.worker():
+        with pytest.raises(JobFailed, match="marked as"):
+            await got(await asyncio.to_thread(made.delay))
+
+
+async def test_polling_a_chain_ends_when_a_step_has_failed(app: Any) -> None:
+    def fail() -> None:
+        raise ValueError("no")
+
+    first, last = task(app, fail), app.task(name="shop.last")(lambda x: x)
+    async with app.outlast.worker():
+        result = await asyncio.to_thread(chain(first.s(), last.s()).delay)
+        await until(lambda: result.ready())
+        assert await asyncio.to_thread(lambda: (result.state, result.failed())) == (
+            "FAILURE", True,
+        )  # fmt: skip
+
+
+async def test_errbacks_are_called_when_the_time_was_up_or_what_follows_is_wrong(app: Any) -> None:
+    told: list[str] = []
+
+    def endless() -> None:
+        while not current().cancelled:
+            pass
+
+    def fine() -> int:
+        return 1
+
+    errback = app.task(name="shop.errback")(lambda id: told.append(id))
+    slow, good = task(app, endless, time_limit=0.05), task(app, fine)
+    wrong = good.s().set(exchange="e")
+    async with app.outlast.worker():
+        one = await asyncio.to_thread(lambda: slow.apply_async(link_error=errback.s()))
+        with pytest.raises(TimeoutError):
+            await got(one)
+        other = await asyncio.to_thread(
+            lambda: good.apply_async(link=wrong, link_error=errback.s())
+        )
+        with pytest.raises(JobFailed, match="exchange"):
+            await got(other)
+        # And an errback that can't be started doesn't take the place of the error.
+        third = await asyncio.to_thread(lambda: good.apply_async(link=wrong, link_error=wrong))
+        with pytest.raises(JobFailed, match="exchange"):
+            await got(third)
+        await until(lambda: len(told) == 2)
+    assert told == [one.id, other.id]
 
 
 @pytest.mark.needs("redis")

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from outlast.contrib.celery.canvas import Signature, chain, chord, group, read
 from outlast.contrib.celery.flow import (
+    ACCUMULATE,
     CHORD,
     LOOK,
     Place,
@@ -18,9 +19,10 @@ from outlast.contrib.celery.flow import (
     jobs_of,
     what_follows,
     what_follows_death,
+    what_replaces,
     when_complete,
 )
-from outlast.contrib.celery.values import plain
+from outlast.contrib.celery.values import plain, stands_in
 from outlast.job import Failure, Job, Status
 
 if TYPE_CHECKING:
@@ -141,6 +143,42 @@ def test_a_group_in_the_middle_is_a_chord() -> None:
     )
     assert names([body]) == ["d"]
     assert [step["task"] for step in message_of(body)["rest"]] == ["e"]
+
+
+def test_whoever_is_called_after_a_whole_is_called_beside_those_of_its_last() -> None:
+    """``link`` of a chain or of a chord, as an option of the call, took the place of the last's."""
+    last = s("b", link=[s("own")])
+    (first,) = started(chain(s("a"), last, link=[s("of all")]))
+    (second,) = what_follows(first.id, message_of(first), 1, make)
+    assert names(what_follows(second.id, message_of(second), 1, make)) == ["own", "of all"]
+    (body,) = started(chord([], last, link=[s("of all")]))
+    assert names(what_follows(body.id, message_of(body), 1, make)) == ["own", "of all"]
+    assert last.options["link"] == [s("own")]
+
+
+def test_what_stands_in_has_all_that_the_one_had() -> None:
+    whole = chain(s("a", link=[s("linked")], link_error=[s("on error")]), s("b"))
+    chord_, member, _ = started(chord([whole, s("c")], s("total")))
+    message = message_of(member)
+    work = chain(s("x"), group(s("y"), s("z")))
+    result, jobs = what_replaces(member.id, message, work, make)
+    assert (result, jobs) == what_replaces(member.id, message, work, make)
+    others = stands_in(json.encode(result))
+    assert others is not None
+    (first,) = jobs
+    assert message_of(first)["errbacks"][0]["task"] == "on error"
+    assert names(what_follows_death(first.id, message_of(first), {}, make)) == ["on error", LOOK]
+    inner, *parts = what_follows(first.id, message_of(first), 1, make)
+    assert set(others.before) == {first.id, *(part.id for part in parts)}
+    plan = message_of(inner)
+    members = [done(id, n) for n, id in enumerate(plan["ids"])]
+    (end,) = when_complete(inner.id, plan, members, value_of, make)
+    assert (end.task, end.id, message_of(end)["args"]) == (ACCUMULATE, others.end, [[0, 1]])
+    # And from there on as from the one.
+    after = what_follows(end.id, message_of(end), [0, 1], make)
+    assert names(after) == ["linked", "b"]
+    assert after[1].id in message_of(chord_)["ids"]
+    assert names(what_follows(after[1].id, message_of(after[1]), 2, make)) == [LOOK]
 
 
 def test_an_empty_header_starts_the_body_at_once() -> None:

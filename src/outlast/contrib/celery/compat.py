@@ -13,6 +13,7 @@ import importlib
 import importlib.util
 import logging
 import os
+import threading
 from typing import TYPE_CHECKING, Any, cast
 
 from msgspec.structs import replace
@@ -30,6 +31,7 @@ from outlast.contrib.celery.canvas import (
     xmap,
 )
 from outlast.contrib.celery.flow import (
+    ACCUMULATE,
     CHORD,
     LOOK,
     MEMBERS_KEPT,
@@ -40,10 +42,13 @@ from outlast.contrib.celery.flow import (
 )
 from outlast.contrib.celery.registry import current_app, join, shared_task
 from outlast.contrib.celery.results import (
+    Absent,
     AsyncResult,
+    Control,
     EagerResult,
     GroupResult,
     TaskRevokedError,
+    members_of,
     value_of,
 )
 from outlast.contrib.celery.settings import Settings
@@ -85,10 +90,6 @@ TimeoutError = TimeoutError
 subtask = signature
 SCHEMES = ("sqlite:", "postgres", "redis", "memory:", "valkey")
 HOUR = 3600.0
-
-
-class Absent(Unsupported, AttributeError):
-    """What Celery's classes have and ours don't; to ``hasattr`` it is just not there."""
 
 
 def get_task_logger(name: str) -> logging.Logger:
@@ -144,9 +145,12 @@ class Celery:
         self._registry: dict[str, Task] = {}
         self._loaded = False
         self._engine: Engine | None = None
+        self._making = threading.RLock()
         self._waiting: list[Task] = []
-        self.control = _Control(self)
-        for word, call in (("celery.map", _each), ("celery.starmap", _spread)):
+        self.control = Control(self)
+        for word, call in (
+            ("celery.map", _each), ("celery.starmap", _spread), (ACCUMULATE, _gathered),
+        ):  # fmt: skip
             self.task(name=word)(call)
         if set_as_current:
             join(self)
@@ -163,14 +167,21 @@ class Celery:
     def outlast(self) -> Engine:
         """The outlast app below; made when it is first needed, so that settings may come first."""
         if self._engine is None:
-            url = None
-            if not (os.environ.get("OUTLAST_URL") or os.environ.get("OUTLAST_URL_FILE")):
-                url = self._broker()
-            self._engine = Engine(self, url)
-            self._look_after_chords(self._engine)
-            for task in self._registry.values():
-                self._offer(task)
+            with self._making:
+                if self._engine is None:
+                    self._engine = self._made()
         return self._engine
+
+    def _made(self) -> Engine:
+        """Whole before anybody sees it: threads ask at once."""
+        url = None
+        if not (os.environ.get("OUTLAST_URL") or os.environ.get("OUTLAST_URL_FILE")):
+            url = self._broker()
+        engine = Engine(self, url)
+        self._look_after_chords(engine)
+        for task in list(self._registry.values()):
+            self._offer(engine, task)
+        return engine
 
     def _broker(self) -> str:
         found = str(self.conf.broker_url or "")
@@ -230,10 +241,11 @@ class Celery:
         made: Task = task() if isinstance(task, type) else task
         made.app = self
         made.name = name or made.name or f"{type(made).__module__}.{type(made).__name__}"
-        self._registry[made.name] = made
-        self._annotate(made)
-        if self._engine is not None:
-            self._offer(made)
+        with self._making:
+            self._registry[made.name] = made
+            self._annotate(made)
+            if self._engine is not None:
+                self._offer(self._engine, made)
         return made
 
     def _annotate(self, task: Task) -> None:
@@ -244,15 +256,14 @@ class Celery:
                 for name, value in (found or {}).items():
                     setattr(task, name, value)
 
-    def _offer(self, task: Task) -> None:
+    def _offer(self, engine: Engine, task: Task) -> None:
         """Let workers know a task."""
-        assert self._engine is not None
         name = task.name
 
         def run(call: Any) -> Any:
             return perform(self, name, call)
 
-        self._engine.task(
+        engine.task(
             name=name,
             retry=RetryPolicy(attempts=NEVER, on=(), delay=0.0),
             queue=self._queue({}, task),
@@ -417,7 +428,7 @@ class Celery:
         if job is None:
             return True
         plan = signature_of(job)
-        members = await ledger.get([*plan["ids"], *plan["before"]])
+        members = await members_of([*plan["ids"], *plan["before"]], ledger)
         jobs = when_complete(id, plan, members, value_of, self.make_job)
         current().then = tuple(jobs)
         return bool(jobs)
@@ -469,24 +480,10 @@ def _each(task: Any, it: Any) -> Any:
     return [sig(item) for item in it]
 
 
+def _gathered(*results: Any, index: int | None = None) -> Any:
+    return results if index is None else results[index]
+
+
 def _spread(task: Any, it: Any) -> Any:
     sig = signature(task)
     return [sig(*item) for item in it]
-
-
-class _Control:
-    """``app.control``: revoke, and no more."""
-
-    def __init__(self, app: Celery) -> None:
-        self._app = app
-
-    def revoke(self, ids: Any, *_: Any, **__: Any) -> None:
-        """Cancel jobs: at once while they wait, else by asking their worker."""
-        named = [ids] if isinstance(ids, str) else [str(each) for each in ids]
-        self._app.outlast.ask(lambda ledger: ledger.cancel(named))
-
-    def __getattr__(self, name: str) -> Any:
-        raise Absent(
-            f"app.control.{name} is not there: use the commands of outlast: status, jobs, workers,"
-            " pause, purge"
-        )

@@ -19,6 +19,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from outlast.contrib.celery.canvas import Signature, chain, chord, group, read
+from outlast.contrib.celery.values import stand_in
+from outlast.errors import ConfigurationError
 from outlast.job import DAY, Status
 
 if TYPE_CHECKING:
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from outlast.job import Job
 
 __all__ = [
+    "ACCUMULATE",
     "CHORD",
     "LOOK",
     "MEMBERS_KEPT",
@@ -36,11 +39,14 @@ __all__ = [
     "jobs_of",
     "what_follows",
     "what_follows_death",
+    "what_replaces",
     "when_complete",
 ]
 
 CHORD = "outlast.celery.chord"
 LOOK = "outlast.celery.look"
+ACCUMULATE = "celery.accumulate"
+"""The task that makes one result of a group's."""
 MEMBERS_KEPT = 30 * DAY
 """How long the members of a chord are kept at least: it may take so long."""
 
@@ -64,7 +70,7 @@ def freeze(sig: Signature, new_id: Callable[[], str]) -> Signature:
     copy = sig.copy()
     if isinstance(copy, chain):
         *steps, last = copy.tasks
-        last = last.merged(options=_passed(copy.options, "task_id", "link"))
+        last = last.merged(options=_passed(copy.options, last))
         copy["kwargs"] = {"tasks": [freeze(one, new_id) for one in (*steps, last)]}
         copy["options"].pop("link", None)
     elif isinstance(copy, group):
@@ -77,15 +83,19 @@ def freeze(sig: Signature, new_id: Callable[[], str]) -> Signature:
         copy["options"].setdefault("chord_id", new_id())
         body = copy.body
         if body is not None:
-            body = freeze(body.merged(options=_passed(copy.options, "task_id", "link")), new_id)
+            body = freeze(body.merged(options=_passed(copy.options, body)), new_id)
         copy["kwargs"] = {"header": freeze(copy["kwargs"]["header"], new_id), "body": body}
     else:
         copy["options"].setdefault("task_id", new_id())
     return copy
 
 
-def _passed(options: dict[str, Any], *names: str) -> dict[str, Any]:
-    return {name: options[name] for name in names if name in options}
+def _passed(options: dict[str, Any], last: Signature) -> dict[str, Any]:
+    """What is said of a whole and meant for its last: the id, and who is called after it."""
+    passed = {"task_id": options["task_id"]} if "task_id" in options else {}
+    if links := _listed(options.get("link")):
+        passed["link"] = [*_listed(last.options.get("link")), *links]
+    return passed
 
 
 def ends_of(sig: Signature) -> list[str]:
@@ -246,6 +256,43 @@ def what_follows_death(
             make(Signature(LOOK, options={"task_id": f"{id}.look"}), {"of": inside}, Place())
         )
     return jobs
+
+
+def what_replaces(
+    id: str, message: dict[str, Any], sig: Signature, make: Callable[..., Job]
+) -> tuple[dict[str, Any], list[Job]]:
+    """The jobs that begin what stands in for one that runs, and what that one returns instead.
+
+    All that waits for the one, and all that follows it, has to do with the last of these.
+    """
+    if isinstance(sig, chain) and not sig.tasks:
+        raise ConfigurationError("a task can't be replaced by an empty chain")
+    if _gives_several(sig):
+        sig = sig | Signature(ACCUMULATE, kwargs={"index": 0}, app=sig._app)
+    links = [*_listed(sig.options.get("link")), *message.get("links", ())]
+    frozen = freeze(sig.merged(options={"link": links}), _derived(id, "replace"))
+    place = Place(
+        rest=tuple(read(one) for one in message.get("rest", ())),
+        chord=message.get("chord"),
+        errbacks=tuple(message.get("errbacks", ())),
+        group=message.get("group"),
+        root=message.get("root") or id,
+        parent=id,
+    )
+    (end,) = ends_of(frozen)
+    others = [one for one in all_of(frozen) if one != end]
+    return stand_in(end, others), jobs_of(frozen, place, make)
+
+
+def _gives_several(sig: Signature | None) -> bool:
+    """Whether it ends with a group, so that no single job is its last."""
+    if isinstance(sig, chain):
+        return _gives_several(sig.tasks[-1])
+    return isinstance(sig, group) or (isinstance(sig, chord) and _is_open(sig.body))
+
+
+def _is_open(body: Signature | None) -> bool:
+    return body is None or _gives_several(body)
 
 
 def when_complete(

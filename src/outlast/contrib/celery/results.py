@@ -10,17 +10,20 @@ from typing import TYPE_CHECKING, Any
 from msgspec import DecodeError, json
 
 from outlast.clock import SystemClock
-from outlast.contrib.celery.values import restore
+from outlast.contrib.celery.values import Others, restore, stands_in
 from outlast.errors import JobFailed, Unsupported
 from outlast.job import Status
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from outlast.job import Job
     from outlast.store import Ledger
 
-__all__ = ["AsyncResult", "EagerResult", "GroupResult", "TaskRevokedError", "rebuilt", "value_of"]
+__all__ = [
+    "Absent", "AsyncResult", "Control", "EagerResult", "GroupResult", "TaskRevokedError",
+    "members_of", "rebuilt", "value_of",
+]  # fmt: skip
 
 SLICE = 0.25
 """Seconds between two looks at a job that is not stored yet."""
@@ -32,6 +35,10 @@ STATES = {
     Status.DEAD: "FAILURE",
     Status.CANCELLED: "REVOKED",
 }
+
+
+class Absent(Unsupported, AttributeError):
+    """What Celery's classes have and ours don't; to ``hasattr`` it is just not there."""
 
 
 class TaskRevokedError(Exception):
@@ -55,7 +62,11 @@ def rebuilt(app: Any, kind: str, message: str) -> BaseException:
         getattr(task.run, "__module__", "") for task in app.tasks.values()
     }
     ours = ("outlast.contrib.celery.tasks", "outlast.contrib.celery.results")
-    homes += [sys.modules[each] for each in known if each == module or not module]
+    homes += [
+        sys.modules[each]
+        for each in known
+        if each in sys.modules and (each == module or not module)
+    ]
     homes += [sys.modules[each] for each in ours if each == module]
     for home in homes:
         cls = getattr(home, name, None)
@@ -142,8 +153,8 @@ class AsyncResult:
 
     def _job(self) -> Job | None:
         async def ask(ledger: Ledger) -> Job | None:
-            (job,) = await ledger.get((self.id,))
-            return job
+            result, job = await _standing_in(self, ledger)
+            return job if job is not None else await _failed_before(result.parent, ledger)
 
         found: Job | None = self.app.outlast.ask(ask)
         return found
@@ -198,7 +209,7 @@ class AsyncResult:
 
     def revoke(self, *_: Any, **__: Any) -> None:
         """Cancel the job: at once while it waits, else by asking its worker."""
-        self.app.outlast.ask(lambda ledger: ledger.cancel((self.id,)))
+        self.app.outlast.ask(lambda ledger: _cancel(ledger, [self.id]))
 
     def forget(self) -> None:
         """Nothing: results are deleted after ``result_expires``."""
@@ -215,11 +226,12 @@ async def _ended(result: AsyncResult, ledger: Ledger, deadline: float | None) ->
     clock = SystemClock()
     while True:
         left = 60.0 if deadline is None else deadline - clock.monotonic()
-        (job,) = await ledger.get((result.id,))
+        result, job = await _standing_in(result, ledger)
         if job is not None:
             for ended in await ledger.finished((result.id,), max(0.0, min(left, 60.0))):
-                bad = None if ended.status is Status.DONE else result.parent
-                return await _failed_before(bad, ledger) or ended
+                if stands_in(ended.result) is None:
+                    bad = None if ended.status is Status.DONE else result.parent
+                    return await _failed_before(bad, ledger) or ended
         else:
             if bad := await _failed_before(result.parent, ledger):
                 return bad
@@ -231,11 +243,72 @@ async def _ended(result: AsyncResult, ledger: Ledger, deadline: float | None) ->
 async def _failed_before(parent: Any, ledger: Ledger) -> Job | None:
     while parent is not None:
         results = parent.leaves() if isinstance(parent, GroupResult) else [parent]
-        for job in await ledger.get([each.id for each in results]):
+        for job in await members_of([each.id for each in results], ledger):
             if job is not None and job.status in (Status.DEAD, Status.CANCELLED):
                 return job
         parent = parent.parent
     return None
+
+
+async def _standing_in(result: AsyncResult, ledger: Ledger) -> tuple[AsyncResult, Job | None]:
+    """The job of a result, or of what runs in its place; and the result of that."""
+    while True:
+        (job,) = await ledger.get((result.id,))
+        others = None if job is None else stands_in(job.result)
+        if others is None:
+            return result, job
+        app = result.app
+        before = [AsyncResult(id, app) for id in others.before]
+        parent = GroupResult(None, before, app, result.parent) if before else result.parent
+        result = AsyncResult(others.end, app, parent)
+
+
+async def members_of(ids: Sequence[str], ledger: Ledger) -> list[Job | None]:
+    """These jobs, each of them or the one that gives the result in its place; and after them all
+    others that stand in, any of which may have failed.
+    """
+    jobs = list(await ledger.get(ids))
+    look = list(range(len(jobs)))
+    while look:
+        found = {at: others for at in look if (others := _others(jobs[at])) is not None}
+        look = []
+        wanted = [id for others in found.values() for id in (others.end, *others.before)]
+        got = iter(await ledger.get(wanted) if wanted else ())
+        for at, others in found.items():
+            jobs[at] = next(got)
+            look += [at, *range(len(jobs), len(jobs) + len(others.before))]
+            jobs += [next(got) for _ in others.before]
+    return jobs
+
+
+def _others(job: Job | None) -> Others | None:
+    return None if job is None else stands_in(job.result)
+
+
+async def _cancel(ledger: Ledger, ids: Sequence[str]) -> None:
+    """Cancel these, and what runs in their place."""
+    while ids:
+        await ledger.cancel(ids)
+        found = filter(None, map(_others, await ledger.get(ids)))
+        ids = [id for others in found for id in (others.end, *others.before)]
+
+
+class Control:
+    """``app.control``: revoke, and no more."""
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+
+    def revoke(self, ids: Any, *_: Any, **__: Any) -> None:
+        """Cancel jobs: at once while they wait, else by asking their worker."""
+        named = [ids] if isinstance(ids, str) else [str(each) for each in ids]
+        self._app.outlast.ask(lambda ledger: _cancel(ledger, named))
+
+    def __getattr__(self, name: str) -> Any:
+        raise Absent(
+            f"app.control.{name} is not there: use the commands of outlast: status, jobs, workers,"
+            " pause, purge"
+        )
 
 
 def _told(job: Job | None) -> dict[str, Any] | None:

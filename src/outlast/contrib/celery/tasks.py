@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from contextvars import ContextVar
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
@@ -10,20 +11,24 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 from outlast import current
 from outlast.chance import SystemChance
 from outlast.clock import SystemClock
-from outlast.contrib.celery.canvas import Signature, chunks, starmap, xmap
-from outlast.contrib.celery.flow import what_follows, what_follows_death
+from outlast.contrib.celery.canvas import Signature, chunks, signature, starmap, xmap
+from outlast.contrib.celery.flow import what_follows, what_follows_death, what_replaces
 from outlast.contrib.celery.results import EagerResult
-from outlast.contrib.celery.values import plain, restore
+from outlast.contrib.celery.values import check_result, plain, restore
 from outlast.errors import Cancel, OutlastError, Snooze, Unsupported
 from outlast.errors import Retry as Again
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
+
+    from outlast.job import Job
 
 __all__ = [
     "ChordError", "Ignore", "MaxRetriesExceededError", "Reject", "Request", "Retry", "Task",
     "perform", "seconds_until",
 ]  # fmt: skip
+
+log = logging.getLogger(__name__)
 
 NEVER = 1_000_000_000
 """Attempts of a job: it is the task that says when it has retried often enough."""
@@ -62,6 +67,14 @@ class Retry(Exception):
 
 class Ignore(Exception):
     """Raised by a task: no result is kept of this run."""
+
+
+class Replaced(Ignore):
+    """Raised by ``self.replace``: a signature runs in place of this job."""
+
+    def __init__(self, sig: Any) -> None:
+        super().__init__("replaced")
+        self.sig = sig
 
 
 class Reject(Exception):
@@ -266,8 +279,17 @@ class Task:
             raise again from exc
         return again
 
-    def replace(self, sig: Any) -> NoReturn:
-        raise Unsupported("replace() is not supported: link what follows, or start it and return")
+    def replace(self, sig: Any) -> Any:
+        """Have this signature run in place of this job; raises, so nothing comes after it.
+
+        Who waits for this job gets its result, and what follows this job follows it.
+        """
+        request = self.request
+        if request.called_directly:
+            raise RuntimeError("self.replace() is there only while a worker runs the task")
+        if request.is_eager:
+            return sig.apply().get()
+        raise Replaced(sig)
 
     def add_to_chord(self, sig: Any, lazy: bool = False) -> NoReturn:
         raise Unsupported("add_to_chord() is not supported: a chord's members are known beforehand")
@@ -303,8 +325,12 @@ def perform(app: Any, name: str, message: dict[str, Any]) -> Any:
         delivery_info={"routing_key": run.queue},
     )  # fmt: skip
     token = _request.set(request)
+    if run.timeout is not None:
+        # When its time is up nobody asks the task any more.
+        late = TimeoutError(f"it took more than {run.timeout:g} s")
+        run.then_dead = _after_death(app, run.id, message, late)
     try:
-        value = plain(_called(task, request, message))
+        value, then = _followed(app, task, request, message)
     except Retry as again:
         _tell(task.on_retry, again.exc or again, request, again)
         _after(task, "RETRY", again, request, again)
@@ -318,14 +344,40 @@ def perform(app: Any, name: str, message: dict[str, Any]) -> Any:
     except (Cancel, Snooze, Again):
         raise
     except Exception as error:
-        run.then_dead = tuple(what_follows_death(run.id, message, _shown(error), app.make_job))
+        run.then_dead = _after_death(app, run.id, message, error)
         _tell(task.on_failure, error, request, error)
         _after(task, "FAILURE", error, request, error)
         raise
     finally:
         _request.reset(token)
-    run.then = tuple(what_follows(run.id, message, value, app.make_job))
-    return None if app.ignores(task) and not message.get("chord") else value
+    run.then = tuple(then)
+    return value
+
+
+def _followed(
+    app: Any, task: Task, request: Request, message: dict[str, Any]
+) -> tuple[Any, Sequence[Job]]:
+    """What the run gives, and what is to be stored with it."""
+    id = request.id or ""
+    try:
+        value = plain(_called(task, request, message))
+    except Replaced as other:
+        return what_replaces(id, message, signature(other.sig), app.make_job)
+    check_result(value)
+    then = what_follows(id, message, value, app.make_job)
+    return None if app.ignores(task) and not message.get("chord") else value, then
+
+
+def _after_death(app: Any, id: str, message: dict[str, Any], error: Exception) -> tuple[Job, ...]:
+    if not (message.get("errbacks") or message.get("chord")):
+        return ()
+    shown = _shown(error)
+    try:
+        return tuple(what_follows_death(id, message, shown, app.make_job))
+    except Exception:
+        log.exception("job %s: its link_error can't be started", id)
+        rest = {name: value for name, value in message.items() if name != "errbacks"}
+        return tuple(what_follows_death(id, rest, shown, app.make_job))
 
 
 def _called(task: Task, request: Request, message: dict[str, Any]) -> Any:

@@ -9,12 +9,16 @@ from datetime import date, datetime, time
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
+from msgspec import Struct, field, json
+
 from outlast.errors import DecodeError, EncodeError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["plain", "restore"]
+__all__ = ["Others", "check_result", "plain", "restore", "stand_in", "stands_in"]
+
+REPLACED = "outlast.replaced"
 
 # A datetime is a date as well, so it comes first.
 _MARKED: tuple[tuple[type, str, Callable[[Any], Any]], ...] = (
@@ -85,3 +89,35 @@ def restore(value: Any) -> Any:
         return _READ[name](restore(value["__value__"]))
     except Exception as error:
         raise DecodeError(f"no value of type {name!r} could be read: {error}", b"") from error
+
+
+class Others(Struct, frozen=True):
+    """What runs in place of a job: the one whose result is its, and all that come before that."""
+
+    end: str
+    before: list[str]
+
+
+def stand_in(end: str, before: list[str]) -> dict[str, Any]:
+    """What a job returns in whose place others run."""
+    return {"__type__": REPLACED, "__value__": {"end": end, "before": before}}
+
+
+def stands_in(result: bytes | None) -> Others | None:
+    """The others, if that is what a job returned; no task can return such by itself."""
+    if result is None or not result.startswith(_MARK):
+        return None
+    return json.decode(result, type=_Replaced).others
+
+
+def check_result(value: Any) -> None:
+    """Raises ``EncodeError`` for a value that would be taken for others that stand in."""
+    if isinstance(value, dict) and value.get("__type__") == REPLACED:
+        raise EncodeError(f"a task can't return a value that is marked as {REPLACED}")
+
+
+class _Replaced(Struct, frozen=True):
+    others: Others = field(name="__value__")
+
+
+_MARK = b'{"__type__":"%s"' % REPLACED.encode()
