@@ -21,10 +21,12 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import asyncpg
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 __all__ = [
     "REDIS_SERVER",
+    "REDIS_SETTINGS",
+    "ConfiguredRedis",
     "PgBouncer",
     "PostgresServer",
     "PostgresStandby",
@@ -40,6 +42,17 @@ __all__ = [
 PATIENCE = 60.0
 REDIS_SERVER = os.environ.get("OUTLAST_REDIS_SERVER", "redis-server")
 """The program that is started as Redis: ``valkey-server``, say."""
+_FILE = ('save ""', "appendonly yes")
+REDIS_SETTINGS: Mapping[str, Sequence[str]] = {
+    "always": (*_FILE, "appendfsync always"),
+    "everysec": (*_FILE, "appendfsync everysec"),
+    "no": (*_FILE, "appendfsync no"),
+    "rewrites": (*_FILE, "appendfsync always", "no-appendfsync-on-rewrite yes"),
+    "rdb": ("save 3600 1", "appendonly no"),
+    "none": ('save ""', "appendonly no"),
+    "evicting": (*_FILE, "appendfsync always", "maxmemory 100mb", "maxmemory-policy allkeys-lru"),
+}
+"""What a server keeps, by the lines of its configuration file."""
 NOBODY = 65534
 
 
@@ -151,6 +164,17 @@ class RedisServer(Server):
     def empty(self) -> None:
         """Forget all jobs."""
         self.say("FLUSHALL")
+
+
+class ConfiguredRedis(RedisServer):
+    """One of the ways to set what a server keeps, read from a configuration file of its own."""
+
+    def __init__(self, setting: str) -> None:
+        super().__init__()
+        lines = ["bind 127.0.0.1", "enable-debug-command local", *REDIS_SETTINGS[setting]]
+        path = self.folder / "redis.conf"
+        path.write_text("\n".join(lines) + "\n")
+        self.configuration, self.settings = str(path), {}
 
 
 class PostgresServer(Server):
@@ -267,19 +291,20 @@ END $$
 """
 
 S = TypeVar("S", bound=Server)
-_shared: dict[type[Server], Server] = {}
+_shared: dict[tuple[object, ...], Server] = {}
 
 
-def shared(kind: type[S]) -> S:
+def shared(kind: Callable[..., S], *settings: str) -> S:
     """The one of this kind that the tests of this process share; each finds what others left.
 
     A test that fails after it has killed the server fails alone: here it comes back.
     """
-    if kind not in _shared:
-        _shared[kind] = kind()
-    if _shared[kind].process is None:
-        _shared[kind].start()
-    return cast("S", _shared[kind])
+    key = (kind, *settings)
+    if key not in _shared:
+        _shared[key] = kind(*settings)
+    if _shared[key].process is None:
+        _shared[key].start()
+    return cast("S", _shared[key])
 
 
 def remove_shared() -> None:

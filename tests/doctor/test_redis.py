@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 from tests.doctor.test_doctor import run
+from tests.proof.patience import until
 from tests.servers import RedisServer
+from tests.stores.test_redis import opened
 
 from outlast.chance import SystemChance
 from outlast.doctor import Severity, examine
@@ -59,6 +61,12 @@ def test_a_sound_server() -> None:
         ("RD4", {"maxmemory": "1100000"}, WARNING, "maxmemory"),
         ("RD5", {"role": "slave"}, ERROR, "replica"),
         ("RD5", {"connected_slaves": "2"}, NOTE, "2 replicas"),
+        ("RD6", {"unseen": "1", "appendfsync": "everysec"}, WARNING, "no worker has seen yet"),
+        ("RD6", {"unseen": "1"}, NOTE, "no worker has seen yet"),
+        ("RD6", {"since": "100", "time": "3700"}, NOTE, "1.0 hours ago"),
+        ("RD6", {"since": "100", "time": "99000"}, OK, "27.5 hours ago"),
+        ("RD6", {"unseen": "1", "master_replid2": "ab"}, WARNING, "no worker has seen yet"),
+        ("RD6", {"master_replid2": "ab"}, OK, "run abc"),
         ("RD7", {"whoami": "default", "requirepass": ""}, WARNING, "without a password"),
         ("RD7", {"redis_version": "8.2.1"}, NOTE, "8.2.1"),
         ("RD8", {"aof_delayed_fsync": "3"}, WARNING, "3 delayed"),
@@ -126,6 +134,50 @@ async def test_a_server(server: RedisServer) -> None:
     server.kill()
     report = await examine(server.url())
     assert (report.accepted, report.exit_code, report.reached) == (None, 3, False)
+
+
+async def run_of(url: str) -> tuple[Severity, str]:
+    """What RD6 says."""
+    [found] = [each for each in (await examine(url)).findings if each.id == "RD6"]
+    return found.severity, f"{found.read}: {found.means}"
+
+
+@pytest.mark.needs("redis")
+async def test_a_server_that_was_started_again(server: RedisServer) -> None:
+    async with opened(server.url(), namespace="shop") as store:
+        await store.add([Job(id=SystemChance().uuid7())])
+        assert (await run_of(server.url()))[0] is OK
+        server.kill()
+        server.start()
+        severity, said = await run_of(server.url())
+        assert (severity, "no worker has seen" in said, "is lost" in said) == (NOTE, True, True)
+        await store.recover(10)
+        severity, said = await run_of(server.url())
+        assert (severity, "first seen by workers 0.0 hours ago" in said) == (NOTE, True)
+        server.say("CONFIG", "SET", "appendfsync", "everysec")
+        severity, said = await run_of(server.url())
+        assert (severity, "was started again" in said) == (WARNING, True)
+
+
+@pytest.mark.needs("redis")
+async def test_a_server_that_has_taken_over(server: RedisServer) -> None:
+    replica = RedisServer(appendfsync="always", repl_diskless_sync_delay="0")
+    replica.start()
+    try:
+        replica.say("REPLICAOF", "127.0.0.1", str(server.port))
+        until(lambda: b"state=online" in server.say("INFO", "replication"), 60.0, "it follows")
+        async with opened(server.url(query="replicas=1")) as store:
+            await store.add([Job(id=SystemChance().uuid7())])
+        server.kill()
+        replica.say("REPLICAOF", "NO", "ONE")
+        severity, said = await run_of(replica.url())
+        assert (severity, "has given way" in said) == (WARNING, True)
+        async with opened(replica.url()) as store:
+            await store.recover(10)
+        severity, said = await run_of(replica.url())
+        assert (severity, "has given way" in said) == (WARNING, True)
+    finally:
+        replica.remove()
 
 
 @pytest.mark.needs("redis")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import signal
 import sys
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 from tests.proof.patience import until
-from tests.servers import RedisServer, free_port
+from tests.servers import RedisServer
 from tests.stores.proxy import proxied
 
 from outlast.chance import SystemChance
@@ -89,26 +90,6 @@ async def test_power_where_each_write_is_synced(server: RedisServer) -> None:
     async with opened(server.url()) as store:
         assert store.durability is Durability.POWER
         assert cast("Any", store).library.startswith(("Redis ", "Valkey "))
-
-
-@pytest.mark.parametrize(
-    ("setting", "value", "promised", "remedy"),
-    [
-        ("appendfsync", "everysec", Durability.PROCESS, "CONFIG SET appendfsync always"),
-        ("appendfsync", "no", Durability.PROCESS, "CONFIG SET appendfsync always"),
-        ("maxmemory-policy", "allkeys-lru", Durability.MEMORY, "maxmemory-policy noeviction"),
-        ("no-appendfsync-on-rewrite", "yes", Durability.PROCESS, "on-rewrite no"),
-        ("appendonly", "no", Durability.MEMORY, "CONFIG SET appendonly yes"),
-    ],
-)
-async def test_less_is_refused_unless_it_was_asked_for(
-    own: RedisServer, setting: str, value: str, promised: Durability, remedy: str
-) -> None:
-    assert own.say("CONFIG", "SET", setting, value) == b"+OK\r\n"
-    with pytest.raises(DurabilityError, match=remedy):
-        await connect(own.url()).open()
-    async with opened(own.url(query=f"durability={promised}")) as store:
-        assert store.durability is promised
 
 
 async def test_a_replica_class_is_not_promised(server: RedisServer) -> None:
@@ -425,42 +406,28 @@ async def test_a_silent_line_is_given_up(
             assert [added.created for added in await call] == [True]
 
 
+async def test_a_frozen_server_holds_nobody_up_for_ever(
+    own: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel goes on taking its connections, and no answer ever comes."""
+    for name, seconds in (("SILENCE", 0.3), ("ANSWERS_WITHIN", 0.3), ("PATIENCE", 0.3)):
+        monkeypatch.setattr(engine, name, seconds)
+    async with opened(own.url()) as store:
+        assert own.process is not None
+        own.process.send_signal(signal.SIGSTOP)
+        try:
+            async with asyncio.timeout(60):
+                with pytest.raises((StoreUnavailable, EnqueueUncertain), match="no answer"):
+                    await store.add([job()])
+        finally:
+            own.process.send_signal(signal.SIGCONT)
+        monkeypatch.undo()
+        async with asyncio.timeout(60):
+            assert [added.created for added in await store.add([job()])] == [True]
+
+
 def key_of(job: Job) -> str:
     return "{outlast:default}j" + job.id
-
-
-# -- clusters
-
-
-async def test_a_cluster_of_three_nodes() -> None:
-    nodes = [
-        RedisServer(appendfsync="always", cluster_enabled="yes", cluster_port=str(free_port()))
-        for _ in range(3)
-    ]
-    try:
-        for n, node in enumerate(nodes):
-            node.start()
-            node.say("CLUSTER", "ADDSLOTSRANGE", str(n * 5461), str((5460, 10921, 16383)[n]))
-        for node in nodes[1:]:
-            nodes[0].say(
-                "CLUSTER", "MEET", "127.0.0.1", str(node.port), node.settings["cluster-port"]
-            )
-        until(
-            lambda: all(b"cluster_state:ok" in node.say("CLUSTER", "INFO") for node in nodes),
-            60,
-            "the nodes are a cluster",
-        )
-        for name in ("a", "b", "c", "d", "e"):
-            async with opened(nodes[0].url(), namespace=name) as store:
-                await store.add([job(lane="l", key="k"), job(delay=9), job(ttl=9, priority=3)])
-                claims = await take(store)
-                assert len(claims) == 2
-                assert list(await store.settle([done(claim) for claim in claims])) == []
-        sizes = [int(node.say("DBSIZE")[1:]) for node in nodes]
-        assert sum(size > 0 for size in sizes) > 1, sizes
-    finally:
-        for node in nodes:
-            node.remove()
 
 
 # -- what is left behind

@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 from tests.fakes import FakeClock
+from tests.stores.proxy import proxied
 from tests.stores.test_redis import job, opened, take
 from tests.stores.test_redis import server as server
 from tests.stores.test_redis import shared as shared
 
-from outlast.job import Death, done
+from outlast.job import Death, Step, done
 from outlast.stores.redis.claims import claim_args
 from outlast.stores.redis.op import Op
-from outlast.stores.redis.upkeep import recover_worker
+from outlast.stores.redis.shelf import RedisShelf
+from outlast.stores.redis.upkeep import prune, recover_worker
 
 if TYPE_CHECKING:
     from tests.conformance.steps import FullStore
     from tests.servers import RedisServer
+
+    from outlast.job import Claim
+    from outlast.stores.redis.store import RedisStore
 
 pytestmark = pytest.mark.needs("redis")
 
@@ -31,9 +36,7 @@ PIECE = 1000
 """What base.lua calls STEPS."""
 EACH = 7
 """Commands that one job may take on its way: three to six were counted."""
-CLAIM: Op[Any] = Op(
-    "claim", claim_args(["default"], TASKS, 10, 60.0, "w", False, b"t", False), list
-)
+CLAIM: Op[Any] = Op("claim", claim_args(["default"], TASKS, 10, 60.0, "w", False, b"t", ""), list)
 
 
 async def commands(server: RedisServer, op: Op[Any], store: Any) -> tuple[Any, int]:
@@ -111,3 +114,110 @@ async def test_leases_and_lives_that_end_at_once_are_taken_in_pieces(server: Red
         answer, many = await commands(server, CLAIM, store)
         assert len(answer) == 1
         assert many < 2 * PIECE * EACH
+
+
+async def with_steps(store: Any, many: int, **fields: Any) -> Claim:
+    """A job that has taken so many steps, and waits at each tenth of them."""
+    await store.add([job(**fields)])
+    [claim] = await take(store)
+    steps = [
+        Step(name=f"n{n}", delay=1e6, event="bell") if n % 10 else Step(name=f"n{n}", result=b"x")
+        for n in range(many)
+    ]
+    for first in range(0, many, 500):
+        took = (store.remember(claim, step) for step in steps[first : first + 500])
+        assert all(await asyncio.gather(*took))
+    return cast("Claim", claim)
+
+
+def exists(server: RedisServer, key: str) -> bool:
+    return server.say("EXISTS", "{outlast:default}" + key) == b":1\r\n"
+
+
+@pytest.mark.parametrize("keep", [0, 1e-3])
+async def test_thousands_of_steps_of_a_job_are_read_and_forgotten_in_pieces(
+    server: RedisServer, keep: float
+) -> None:
+    async with opened(server.url()) as store:
+        stepping = cast("Any", store)
+        claim = await with_steps(store, 3000, keep=keep)
+        recall: Op[Any] = Op("steps", ["recall", claim.job.id, "0"], list)
+        answer, _ = await commands(server, recall, store)
+        assert 2 * PIECE <= len(answer) < 2 * 2 * PIECE
+        assert answer[1] != b"0"
+        assert {step.name for step in await stepping.recall(claim)} == {
+            f"n{n}" for n in range(3000)
+        }
+        assert {step.name for step in stepping.recall_now(claim)} == {f"n{n}" for n in range(3000)}
+        lost, many = await commands(server, stepping._settle_op([done(claim)]), store)
+        assert (list(lost), exists(server, "j" + claim.job.id)) == ([], keep > 0)
+        assert many < PIECE
+        pieces: list[int] = []
+        async with asyncio.timeout(60):
+            while exists(server, "j" + claim.job.id) or exists(server, "D") or not pieces:
+                found, many = await commands(server, prune(500), store)
+                assert found <= 500
+                assert many < 500 * EACH
+                pieces.append(found)
+        assert len(pieces) > 3000 // 500 - 1
+        assert not exists(server, "cbell")
+        assert await store.prune(1000) == 0
+        assert claim.job.id.encode() not in server.say("KEYS", "*")
+
+
+async def test_what_leaves_with_a_move_is_forgotten_in_pieces(server: RedisServer) -> None:
+    async with opened(server.url()) as store:
+        claim = await with_steps(store, 3000)
+        assert await store.recover_worker("w", Death()) == 1
+        op: Op[Any] = Op("moving", ["discard", 500], tuple)
+        answer, many = await commands(server, op, store)
+        assert answer == (1, 0)
+        assert many < PIECE
+        answer, many = await commands(server, op, store)
+        assert answer == (0, 1)
+        assert many < 500 * EACH
+        assert await cast("Any", store).discard(500) == 0
+        assert not exists(server, "D")
+        assert not exists(server, "cbell")
+        assert not exists(server, "d" + claim.job.id)
+
+
+async def test_a_claim_whose_answer_was_lost_is_looked_for_in_pieces(server: RedisServer) -> None:
+    async with proxied(server.port) as line, opened(server.url(port=line.port)) as store:
+        await fill(store, FLOOD)
+        held = await store.claim(["default"], TASKS, FLOOD - 100, 60.0, "the-worker")
+        assert len(held) == FLOOD - 100
+        line.cut_at(b"the-worker")
+        claims = await store.claim(["default"], TASKS, 60, 60.0, "the-worker")
+        assert line.was_cut
+        assert len(claims) == 60
+        assert [claim.job.attempt for claim in claims] == [1] * 60
+        assert (await store.depth("default")).running == FLOOD - 40
+        calls = server.say("INFO", "commandstats").decode().split("cmdstat_evalsha:calls=")[1]
+        assert list(await store.settle([done(claim) for claim in claims])) == []
+        assert int(calls.split(",")[0]) > FLOOD // PIECE
+        args = claim_args(["default"], TASKS, 60, 60.0, "the-worker", False, b"other", "0")
+        answer, many = await commands(server, Op("claim", args, list), store)
+        assert answer[0] not in (0, 1, b"0")
+        assert PIECE < many < PIECE * 2
+        assert (await store.depth("default")).ready == 40, "nothing is claimed on the way"
+
+
+async def test_a_shelf_is_read_in_pieces(server: RedisServer) -> None:
+    async with opened(server.url()) as store:
+        shelf = RedisShelf(cast("RedisStore", store))
+
+        def look() -> tuple[dict[str, bytes], dict[str, bytes]]:
+            for first in range(0, 3500, 500):
+                shelf.put({f"a:{n:04}": b"%d" % n for n in range(first, first + 500)})
+            shelf.put({f"a:{n:04}": b"" for n in range(1000, 1600)}, ttl=1e-9)
+            shelf.put({"a": b"", "b:": b""})
+            return shelf.starting("a:"), shelf.starting("c")
+
+        found, nothing = await asyncio.to_thread(look)
+        assert list(found) == [f"a:{n:04}" for n in range(3500) if not 1000 <= n < 1600]
+        assert (found["a:3499"], nothing) == (b"3499", {})
+        op: Op[Any] = Op("shelf", ["starting", "[a:", "(a;"], list)
+        answer, many = await commands(server, op, store)
+        assert (answer[0], len(answer)) == (b"a:0999", 1 + 2 * PIECE)
+        assert PIECE <= many < PIECE + 10

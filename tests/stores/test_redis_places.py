@@ -1,4 +1,4 @@
-"""Where a Redis server is: sentinels say it, also after a failover."""
+"""Where a Redis server is: sentinels say it, or the nodes of a cluster, also after a failover."""
 
 from __future__ import annotations
 
@@ -8,10 +8,14 @@ from contextlib import closing
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.proof.patience import until
 from tests.servers import REDIS_SERVER, RedisServer, free_port
 from tests.stores.test_redis import job, opened, take
 
+from outlast.doctor import examine
 from outlast.errors import ConfigurationError, OutlastError, StoreUnavailable
+from outlast.job import done
+from outlast.store import Durability
 from outlast.stores import connect
 from outlast.stores.redis.address import read
 
@@ -86,6 +90,106 @@ async def test_a_failover_that_a_sentinel_decides(servers: list[RedisServer]) ->
             await waiter
         assert {claim.job.id for claim in await take(store, 1000)} == {each.id for each in before}
         assert replica.say("ROLE").startswith(b"*3\r\n$6\r\nmaster")
+
+
+def node(**settings: str) -> RedisServer:
+    """Of a cluster, which holds a replica for lost after a second."""
+    return RedisServer(
+        appendfsync="always", cluster_enabled="yes", cluster_port=str(free_port()),
+        cluster_node_timeout="1000", cluster_replica_validity_factor="0",
+        repl_diskless_sync_delay="0", **settings,
+    )  # fmt: skip
+
+
+def make_cluster(servers: list[RedisServer], count: int) -> list[RedisServer]:
+    """Three masters, and so many nodes in all."""
+    nodes = [node() for _ in range(count)]
+    servers += nodes
+    for n, each in enumerate(nodes):
+        each.start()
+        if n < 3:
+            each.say("CLUSTER", "ADDSLOTSRANGE", str(n * 5461), str((5460, 10921, 16383)[n]))
+    for each in nodes[1:]:
+        port, bus = str(each.port), each.settings["cluster-port"]
+        nodes[0].say("CLUSTER", "MEET", "127.0.0.1", port, bus)
+    until(lambda: all(is_whole(each, count) for each in nodes), 60, "the nodes are a cluster")
+    return nodes
+
+
+def is_whole(node: RedisServer, count: int) -> bool:
+    said = node.say("CLUSTER", "INFO")
+    return b"cluster_state:ok" in said and b"cluster_known_nodes:%d\r" % count in said
+
+
+async def test_a_cluster_of_three_nodes(servers: list[RedisServer]) -> None:
+    nodes = make_cluster(servers, 3)
+    for name in ("a", "b", "c", "d", "e"):
+        async with opened(nodes[0].url(), namespace=name) as store:
+            await store.add([job(lane="l", key="k"), job(delay=9), job(ttl=9, priority=3)])
+            claims = await take(store)
+            assert len(claims) == 2
+            assert list(await store.settle([done(claim) for claim in claims])) == []
+    sizes = [int(each.say("DBSIZE")[1:]) for each in nodes]
+    assert sum(size > 0 for size in sizes) > 1, sizes
+
+
+async def test_a_failover_in_a_cluster(servers: list[RedisServer]) -> None:
+    """The node that has the jobs dies, and it is the first that the URL names."""
+    *masters, replica = make_cluster(servers, 4)
+    slot = int(masters[0].say("CLUSTER", "KEYSLOT", "{outlast:default}")[1:])
+    owner = masters.pop(slot // 5461)
+    owner_id = owner.say("CLUSTER", "MYID").split(b"\r\n")[1].decode()
+    replica.say("CLUSTER", "REPLICATE", owner_id)
+    until(lambda: b"state=online" in owner.say("INFO", "replication"), 60, "it follows")
+    until(
+        lambda: all(is_known_replica(each, replica) for each in masters), 60, "the others know it"
+    )
+    hosts = f"127.0.0.1:{owner.port},127.0.0.1:{masters[0].port}"
+    async with opened(f"redis://{hosts}/0") as store:
+        before = [job() for _ in range(100)]
+        await store.add(before)
+        until(
+            lambda: replica.say("INFO", "replication").count(b"master_link_status:up") == 1
+            and offset_of(replica, b"slave_repl_offset") >= offset_of(owner, b"master_repl_offset"),
+            60, "it has all",
+        )  # fmt: skip
+        owner.kill()
+        late = job()
+        async with asyncio.timeout(60):
+            while True:
+                try:
+                    await store.add([late])
+                    break
+                except OutlastError:
+                    continue
+        claims = await take(store, 1000)
+        assert {claim.job.id for claim in claims} == {each.id for each in (*before, late)}
+    owner.start()
+    until(lambda: b"role:slave" in owner.say("INFO", "replication"), 60, "it is a replica now")
+    async with opened(owner.url()) as store:
+        assert (await store.depth("default")).running == 101
+    assert (await examine(owner.url())).accepted is Durability.POWER
+
+
+def is_known_replica(node: RedisServer, replica: RedisServer) -> bool:
+    return any(
+        b":%d@" % replica.port in line and b"slave" in line
+        for line in node.say("CLUSTER", "NODES").splitlines()
+    )
+
+
+def offset_of(server: RedisServer, name: bytes) -> int:
+    return int(server.say("INFO", "replication").split(name + b":")[1].split(b"\r")[0])
+
+
+def test_what_a_url_with_several_nodes_says() -> None:
+    found = read("redis://user:a,b@one:7000,two/3")
+    assert found.nodes == [("one", 7000), ("two", 6379)]
+    assert found.shown == "redis://user@one:7000,two/3"
+    assert (found.settings["password"], found.settings["db"]) == ("a,b", 3)
+    assert not read("redis://user:a,b@one:7000/3").nodes
+    with pytest.raises(ConfigurationError, match="can't be read"):
+        read("redis://one:7000,two:port/3")
 
 
 async def test_no_sentinel_answers() -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import pytest
 from tests.proof.patience import until
-from tests.servers import RedisServer
+from tests.servers import ConfiguredRedis, RedisServer, shared
 from tests.stores.test_redis import job, opened, take
 
+from outlast.doctor import Severity, examine
 from outlast.errors import (
     ConfigurationError,
     DurabilityError,
@@ -25,9 +26,12 @@ from outlast.stores.redis import safe
 from outlast.stores.redis.address import Wish, read
 from outlast.stores.redis.opening import promise_of
 from outlast.stores.redis.safe import wait_of
+from outlast.stores.redis.shelf import RedisShelf
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from outlast.stores.redis.store import RedisStore
 
 pytestmark = pytest.mark.needs("redis")
 PROCESS, POWER, REPLICA = Durability.PROCESS, Durability.POWER, Durability.REPLICA
@@ -96,12 +100,18 @@ def lazy() -> Iterator[RedisServer]:
     """Syncs its file once a second, and can say when."""
     server = RedisServer(appendfsync="everysec")
     server.start()
-    found = server.say("COMMAND", "INFO", "WAITAOF").lower()
-    if b"waitaof" not in found or b"valkey_version" in server.say("INFO", "server"):
+    try:
+        if not can_say(server):
+            pytest.skip("no WAITAOF to rely on (Redis 7.2, not Valkey); scripts/in-debian has one")
+        yield server
+    finally:
         server.remove()
-        pytest.skip("no WAITAOF to rely on (Redis 7.2, not Valkey); scripts/in-debian has one")
-    yield server
-    server.remove()
+
+
+def can_say(server: RedisServer) -> bool:
+    """Whether it has a WAITAOF that may be relied on."""
+    found = server.say("COMMAND", "INFO", "WAITAOF").lower()
+    return b"waitaof" in found and b"valkey_version" not in server.say("INFO", "server")
 
 
 def stop(server: RedisServer) -> None:
@@ -249,6 +259,37 @@ async def test_closing_waits_until_it_is_safe(pair: tuple[RedisServer, RedisServ
     async with asyncio.timeout(60):
         await closing
         assert [each.created for each in await waiting] == [True]
+
+
+async def test_waiting_for_the_file_is_refused_where_the_server_cannot_say_when() -> None:
+    """It must not be taken for done: Redis 7.0 has no WAITAOF, and Valkey's is not relied on."""
+    server = shared(ConfiguredRedis, "everysec")
+    if can_say(server):
+        pytest.skip("this server can say when it has synced")
+    url = server.url(query="ack=waitaof")
+    with pytest.raises(DurabilityError, match=r"ack=waitaof needs Redis 7\.2 or later"):
+        await connect(url).open()
+    report = await examine(url)
+    [tried] = [finding for finding in report.findings if finding.id == "RD3"]
+    assert (tried.severity, report.accepted, report.exit_code) == (Severity.WARNING, PROCESS, 1)
+    async with opened(f"{url}&durability=process") as store:
+        assert store.durability is PROCESS
+        assert [each.created for each in await store.add([job()])] == [True]
+
+
+async def test_what_a_shelf_keeps_is_waited_for(pair: tuple[RedisServer, RedisServer]) -> None:
+    master, replica = pair
+    async with opened(master.url(query="replicas=1&durability=replica")) as store:
+        shelf = RedisShelf(cast("RedisStore", store))
+        stop(replica)
+        waiting = asyncio.ensure_future(asyncio.to_thread(shelf.put, {"key": b"value"}))
+        async with asyncio.timeout(60):
+            while await asyncio.to_thread(shelf.get, ["key"]) != [b"value"]:
+                pass
+        assert not waiting.done()
+        go_on(replica)
+        async with asyncio.timeout(60):
+            await waiting
 
 
 async def test_power_on_a_server_that_syncs_once_a_second(lazy: RedisServer) -> None:

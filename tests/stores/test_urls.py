@@ -71,7 +71,6 @@ REFUSED = {
     "redis://host:port/0": "can't be read",
     "redis://host?durability=never": "durability=",
     "amqps://host:0/": "use amqp://",
-    "redis://one,two/0": "can't be read",
     "redis://one,/0?sentinel=jobs": "can't be read",
     "sqlite:///x?durability=strong": "memory, process, power, replica",
     "sqlite:///x?durability=": "memory, process, power, replica",

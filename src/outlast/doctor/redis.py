@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import MovedError, RedisError, ResponseError
 
 from outlast.clock import SystemClock
 from outlast.doctor.report import Finding, Report, Severity
@@ -13,7 +14,7 @@ from outlast.doctor.waiting import waiting
 from outlast.errors import OutlastError, StoreUnavailable
 from outlast.store import Durability
 from outlast.stores import connect
-from outlast.stores.redis.address import ask, dial, read
+from outlast.stores.redis.address import ANSWERS_WITHIN, ask, dial, read
 from outlast.stores.redis.faults import mapped
 from outlast.stores.redis.opening import NOTHING, facts_of, lack_of_replicas, promise_of
 
@@ -23,12 +24,18 @@ if TYPE_CHECKING:
     from redis.asyncio.connection import AbstractConnection
 
     from outlast.store import Ledger
+    from outlast.stores.redis.address import Address as Place
     from outlast.stores.redis.address import Wish
     from outlast.stores.urls import Address
 
 __all__ = ["examine", "findings_of"]
 
 OK, NOTE, WARNING, ERROR = Severity
+DEFAULT = "default"
+NAMESPACES = 100
+"""As many are looked at, if there are more."""
+LATELY = 24.0
+"""Hours for which it is worth saying that the server was started again."""
 TRY_FOR = 5000
 """Milliseconds that a server has to sync one write."""
 _MORE = ("save", "dir", "maxmemory", "min-replicas-to-write", "requirepass", "protected-mode")
@@ -43,15 +50,8 @@ async def examine(address: Address, *, required: Durability | None, quick: bool)
     wanted = promised if required is None else required
     place = read(address.path)
     try:
-        connection = await dial(place)
-        try:
-            facts = await facts_of(connection)
-            for name in _MORE:
-                facts.update(await _setting(connection, name))
-            facts["whoami"] = await _who(connection)
-            facts.update(await _tried(connection, facts))
-        finally:
-            await connection.disconnect()
+        async with asyncio.timeout(ANSWERS_WITHIN):
+            facts = await _facts(place)
         findings = findings_of(facts, place.wish)
         if not quick:
             findings += await _waiting(address.path)
@@ -63,6 +63,28 @@ async def examine(address: Address, *, required: Durability | None, quick: bool)
         )  # fmt: skip
         return Report(url=place.shown, required=wanted, findings=(finding,), reached=False)
     return Report(url=place.shown, required=wanted, findings=tuple(findings))
+
+
+async def _facts(place: Place) -> dict[str, str]:
+    """Of the server itself; in a cluster, of the node that has the default namespace."""
+    connection = await dial(place)
+    try:
+        facts = await facts_of(connection)
+        if facts.get("cluster_enabled") == "1":
+            try:
+                await ask(connection, "EXISTS", f"{{outlast:{DEFAULT}}}m")
+            except MovedError as moved:
+                await connection.disconnect()
+                connection = await dial(place, (moved.host, moved.port))
+                facts = await facts_of(connection)
+        for name in _MORE:
+            facts.update(await _setting(connection, name))
+        facts["whoami"] = await _who(connection)
+        facts.update(await _tried(connection, facts))
+        facts.update(await _runs(connection, facts))
+    finally:
+        await connection.disconnect()
+    return facts
 
 
 async def _setting(connection: AbstractConnection, name: str) -> dict[str, str]:
@@ -78,6 +100,24 @@ async def _who(connection: AbstractConnection) -> str:
         return str(await ask(connection, "ACL", "WHOAMI"), errors="replace")
     except ResponseError:
         return ""
+
+
+async def _runs(connection: AbstractConnection, facts: Mapping[str, str]) -> dict[str, str]:
+    """Whether the workers of some namespaces have seen this run of the server; and since when."""
+    found = {}
+    try:
+        # In a cluster that key is elsewhere.
+        names = await ask(connection, "SRANDMEMBER", "outlast:namespaces", NAMESPACES)
+        for name in names or [DEFAULT.encode()]:
+            run, since = await ask(connection, "HMGET", b"{outlast:%b}m" % name, "run", "since")
+            if run is not None and run.decode() != facts.get("run_id"):
+                found["unseen"] = "1"
+            elif since is not None:
+                found["since"] = max(found.get("since", ""), since.decode())
+        found["time"] = (await ask(connection, "TIME"))[0].decode()
+    except ResponseError:
+        return {}
+    return found
 
 
 async def _tried(connection: AbstractConnection, facts: Mapping[str, str]) -> dict[str, str]:
@@ -110,7 +150,7 @@ def findings_of(facts: Mapping[str, str], asked: Wish | None) -> list[Finding]:
         *([] if asked is None else [_waits(facts, wish)]),
         _eviction(facts),
         _replicas(facts, wish, asked is not None),
-        _run(facts),
+        _run(facts, wish),
         *_security(facts),
         _speed(facts),
         _kept_settings(facts),
@@ -229,10 +269,35 @@ def _replicas(facts: Mapping[str, str], wish: Wish, ours: bool) -> Finding:
     return Finding(id="RD5", severity=OK, read=f"{role}, no replicas")
 
 
-def _run(facts: Mapping[str, str]) -> Finding:
+def _run(facts: Mapping[str, str], wish: Wish) -> Finding:
+    """Whether another run of the server, or another server, has the jobs since a short while."""
     hours = int(facts.get("uptime_in_seconds", 0)) / 3600
-    run = facts.get("run_id", "")[:12]
-    return Finding(id="RD6", severity=OK, read=f"run {run}, up for {hours:.1f} hours")
+    shown = f"run {facts.get('run_id', '')[:12]}, up for {hours:.1f} hours"
+    if facts.get("unseen"):
+        shown += ", which no worker has seen yet"
+    elif since := facts.get("since"):
+        ago = max(0.0, float(facts["time"]) - float(since)) / 3600
+        shown += f", first seen by workers {ago:.1f} hours ago"
+        if ago > LATELY:
+            return Finding(id="RD6", severity=OK, read=shown)
+    else:
+        return Finding(id="RD6", severity=OK, read=shown)
+    found, _ = promise_of(facts, wish)
+    # Without an append-only file a restart leaves that trace, too.
+    took_over = facts.get("aof_enabled") == "1" and bool(facts.get("master_replid2", "").strip("0"))
+    if found >= (Durability.REPLICA if took_over else Durability.POWER):
+        return Finding(
+            id="RD6", severity=NOTE, read=shown,
+            means="the server was started again, or another took over: nothing that was"
+            " acknowledged is lost by that, and each lease runs once more in full",
+        )  # fmt: skip
+    return Finding(
+        id="RD6", severity=WARNING, read=shown,
+        means="another server has given way to this one: what it had acknowledged last may be"
+        " missing" if took_over else
+        "the server was started again: what it had acknowledged last may be missing",
+        remedy="compare what your program remembers with what is stored (outlast jobs)",
+    )  # fmt: skip
 
 
 def _security(facts: Mapping[str, str]) -> list[Finding]:

@@ -162,9 +162,8 @@ def _redis(scheme: str, rest: str, query: str, url: str) -> Address:
             fits = bool(number) and "@" not in number
         else:
             fits = not number or number.isdecimal()
-            # Several are sentinels, which tell where the server is.
+            # Several are sentinels, which tell where the server is, or nodes of a cluster.
             hosts = parts.netloc.rpartition("@")[2].split(",")
-            fits = fits and (len(hosts) == 1 or any(name == "sentinel" for name, _ in pairs))
             for each in (urlsplit(f"//{host}") for host in hosts):
                 fits = fits and each.port != 0 and each.hostname is not None
     except ValueError:

@@ -49,7 +49,7 @@ REDIS_BUGS = (
         f"{REDIS}/opening.py",
         '    if fsync != "always":\n',
         '    if fsync not in ("always", "everysec"):\n',
-        (f"{TESTS}::test_less_is_refused_unless_it_was_asked_for",),
+        ("tests/stores/test_redis_settings.py",),
     ),
     Bug(
         "Redis: what is not kept is added twice when an answer is lost",

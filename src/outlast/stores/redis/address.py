@@ -20,13 +20,16 @@ from outlast.stores.redis.faults import mapped
 if TYPE_CHECKING:
     from redis.asyncio.connection import AbstractConnection
 
-__all__ = ["Address", "Wish", "ask", "dial", "hang_up", "read"]
+__all__ = ["ANSWERS_WITHIN", "Address", "Wish", "ask", "dial", "hang_up", "read"]
 
 _log = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT = 10.0
-SENTINEL_TIMEOUT = 2.0
-SENTINEL_PORT = 26379
+ANSWERS_WITHIN = 20.0
+"""Seconds that a server has for all that is asked of it at first. One that is frozen, or behind a
+line that is cut, may be connected to, and never answers."""
+SENTINEL_TIMEOUT = NODE_TIMEOUT = 2.0
+PORT, SENTINEL_PORT = 6379, 26379
 _KNOWN = ("db", "username", "password", "client_name")
 _OF_SENTINELS = ("sentinel", "sentinel_username", "sentinel_password")
 _OURS = (*_OF_SENTINELS, "ack", "replicas")
@@ -45,11 +48,12 @@ class Address(Struct, frozen=True, kw_only=True):
     """A server. ``shown`` is its URL without any secret; ``settings`` are those of the driver.
 
     With a ``master``, the ``sentinels`` are asked where the server of that name is; ``login`` is
-    for them.
+    for them. Without, ``nodes`` are those of a cluster that may be asked, if several are named.
     """
 
     shown: str
     settings: Mapping[str, Any]
+    nodes: Sequence[tuple[str, int]] = ()
     master: str | None = None
     sentinels: Sequence[tuple[str, int]] = ()
     login: Mapping[str, str] = {}
@@ -75,26 +79,33 @@ def read(url: str) -> Address:
             raise ConfigurationError(f"{shown}: no option is called {name!r}")
     wish = _wish(names, shown)
     theirs = urlencode([pair for pair in names.items() if pair[0] not in _OURS])
-    one = parts.netloc.partition(",")[0] if "sentinel" in names else parts.netloc
+    hosts = place.split(",")
+    one = parts.netloc[: len(parts.netloc) - len(place)] + hosts[0]
     try:
         settings = dict(parse_url(urlunsplit((parts.scheme, one, parts.path, theirs, ""))))
+        named = _read_hosts(hosts, SENTINEL_PORT if "sentinel" in names else PORT)
     except ValueError as error:
         raise ConfigurationError(f"{shown} can't be read: {error}") from None
     if "sentinel" not in names:
-        return Address(shown=shown, settings=settings, wish=wish)
-    hosts = [urlsplit(f"//{host}") for host in place.split(",")]
+        nodes = named if len(named) > 1 else ()
+        return Address(shown=shown, settings=settings, wish=wish, nodes=nodes)
     return Address(
         shown=shown,
         settings=settings,
         wish=wish,
         master=names["sentinel"],
-        sentinels=[(host.hostname or "", host.port or SENTINEL_PORT) for host in hosts],
+        sentinels=named,
         login={
             name: names[f"sentinel_{name}"]
             for name in ("username", "password")
             if f"sentinel_{name}" in names
         },
     )
+
+
+def _read_hosts(hosts: Sequence[str], port: int) -> list[tuple[str, int]]:
+    read = [urlsplit(f"//{host}") for host in hosts]
+    return [(host.hostname or "", host.port or port) for host in read]
 
 
 def _wish(names: Mapping[str, str], shown: str) -> Wish:
@@ -113,11 +124,27 @@ async def dial(address: Address, where: tuple[str, int] | None = None) -> Abstra
     """
     if where is None and address.master is not None:
         where = await _master_of(address, address.master)
-    settings = dict(address.settings)
+    settings = {**address.settings, "socket_timeout": None}
+    settings["socket_connect_timeout"] = CONNECT_TIMEOUT
+    if where is None and address.nodes:
+        return await _any_of(address.nodes, settings, address.shown)
     if where is not None:
         settings["host"], settings["port"] = where
-    settings |= {"socket_connect_timeout": CONNECT_TIMEOUT, "socket_timeout": None}
     return await _connected(settings, address.shown)
+
+
+async def _any_of(
+    nodes: Sequence[tuple[str, int]], settings: Mapping[str, Any], shown: str
+) -> AbstractConnection:
+    """The first that answers: each knows which of them has what is looked for."""
+    *others, (last_host, last_port) = nodes
+    for host, port in others:
+        try:
+            async with asyncio.timeout(NODE_TIMEOUT):
+                return await _connected({**settings, "host": host, "port": port}, shown)
+        except (StoreUnavailable, TimeoutError) as error:
+            _log.debug("node %s:%d: %s", host, port, error)
+    return await _connected({**settings, "host": last_host, "port": last_port}, shown)
 
 
 async def _master_of(address: Address, name: str) -> tuple[str, int]:

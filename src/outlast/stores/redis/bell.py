@@ -11,7 +11,7 @@ from redis.exceptions import RedisError
 
 from outlast.errors import OutlastError
 from outlast.stores.news import ENDED, ROOM, WORK
-from outlast.stores.redis.address import ask, dial, hang_up
+from outlast.stores.redis.address import ANSWERS_WITHIN, ask, dial, hang_up
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -58,8 +58,9 @@ class Bell:
         while True:
             connection: AbstractConnection | None = None
             try:
-                connection = await dial(self._address)
-                await ask(connection, "SUBSCRIBE", self._prefix)
+                async with asyncio.timeout(ANSWERS_WITHIN):
+                    connection = await dial(self._address)
+                    await ask(connection, "SUBSCRIBE", self._prefix)
                 self.listens = True
                 # What was told before that, nobody here has heard.
                 self._news.missed()

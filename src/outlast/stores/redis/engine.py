@@ -16,10 +16,10 @@ import hiredis
 from redis.exceptions import MovedError, RedisError, ResponseError
 
 from outlast.errors import EnqueueUncertain, OutlastError, StoreClosed, StoreUnavailable
-from outlast.stores.redis.address import dial, hang_up
+from outlast.stores.redis.address import ANSWERS_WITHIN, dial, hang_up
 from outlast.stores.redis.bell import Bell
 from outlast.stores.redis.faults import NOT_DONE, mapped
-from outlast.stores.redis.op import add_args, added_from
+from outlast.stores.redis.op import MORE, add_args, added_from
 from outlast.stores.redis.safe import Safe, second
 from outlast.stores.redis.scripts import digest
 from outlast.stores.redis.verdicts import lost_from, settle_args
@@ -133,23 +133,33 @@ class Engine:
         await self.bell.close()
 
     async def _connect(self) -> AbstractConnection:
+        """In time, or not at all."""
+        try:
+            async with asyncio.timeout(ANSWERS_WITHIN):
+                return await self._follow()
+        except TimeoutError as error:
+            raise mapped(error, self._address.shown) from error
+
+    async def _follow(self) -> AbstractConnection:
         """To whoever has the namespace: a node of a cluster may name another."""
         for _ in range(5):
-            connection = await dial(self._address, self._where)
+            # Whoever doesn't answer, or not as we wish, is not asked a second time.
+            where, self._where = self._where, None
+            connection = await dial(self._address, where)
             try:
                 self._wait = await self._check(connection)
                 if self._wait is not None:
-                    self._second = await second(self._address, self._where, self._wait)
+                    self._second = await second(self._address, where, self._wait)
             except MovedError as error:
                 await hang_up(connection)
                 self._where = (error.host, error.port)
             except BaseException as error:
                 await hang_up(connection)
-                self._where = None
                 if isinstance(error, RedisError | OSError):
                     raise mapped(error, self._address.shown) from error
                 raise
             else:
+                self._where = where
                 return connection
         raise StoreUnavailable(f"{self._address.shown}: the cluster sends us round in a circle")
 
@@ -280,7 +290,9 @@ class Engine:
                 self._where = (raw.host, raw.port) if isinstance(raw, MovedError) else None
                 raise raw
             self._answer(ops, raw)
-            if self._wait is not None and ops[0].promises and ops[0].error is None:
+            if ops[0].answer is MORE:
+                self._put_back(ops)
+            elif self._wait is not None and ops[0].promises and ops[0].error is None:
                 self._safe.hold(ops)
             else:
                 deliver(ops)

@@ -27,7 +27,7 @@ NOT_DONE = (
 
 def mapped(error: BaseException, shown: str) -> OutlastError:
     """Our error for one of redis-py. Its text may name the server, never a password."""
-    text = f"{shown}: {error}"
+    text = f"{shown}: {str(error) or 'no answer in time'}"
     match error:
         case theirs.AuthenticationError() | theirs.AuthorizationError():
             return ConfigurationError(f"{shown} refuses the user or the password: {error}")
@@ -35,6 +35,8 @@ def mapped(error: BaseException, shown: str) -> OutlastError:
             return _no_right(error, shown)
         case theirs.OutOfMemoryError():
             return StoreFull(f"{shown} has no memory left (maxmemory): nothing was stored")
+        case theirs.ClusterDownError() | theirs.TryAgainError() | theirs.ReadOnlyError():
+            return StoreUnavailable(f"{shown} takes no calls now: {error}")
         case theirs.ConnectionError() if "CERTIFICATE_VERIFY_FAILED" in str(error):
             return ConfigurationError(
                 f"{shown}: the server's certificate is not trusted: {error} Name who signed it:"

@@ -47,7 +47,13 @@ class Moved(Surface):
         return await self._do(Op("moving", args, lambda raw: _crate(after, kind, raw)))
 
     async def discard(self, limit: int) -> int:
-        return await self._do(Op("moving", ["discard", limit], int))
+        many, more = 0, True
+        while more and not many:
+            op: Op[tuple[int, bool]] = Op(
+                "moving", ["discard", limit], lambda raw: (raw[0], raw[1] == 1)
+            )
+            many, more = await self._do(op)
+        return many
 
     async def expect(self, move: str) -> None:
         done: Op[None] = Op("moving", ["expect", move])

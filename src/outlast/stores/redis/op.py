@@ -14,11 +14,12 @@ if TYPE_CHECKING:
 
     from outlast.job import Job, Verdict
 
-__all__ = ["Arg", "Op", "add_args", "added_from", "listed_jobs"]
+__all__ = ["MORE", "Arg", "Op", "Place", "add_args", "added_from", "listed_jobs"]
 
 _PROMISED: Mapping[str, Sequence[str]] = {
     "moving": ("depart", "stay", "discard", "expect", "unexpect", "unpack"),
     "scan": ("purge",),
+    "shelf": ("put", "count"),
     "steer": ("cancel", "revive", "pause"),
     "steps": ("remember", "emit", "wake"),
 }
@@ -26,6 +27,29 @@ _PROMISED: Mapping[str, Sequence[str]] = {
 
 T = TypeVar("T")
 Arg = str | bytes | int | float
+MORE: Any = object()
+"""What ``parse`` makes of an answer that is but a piece: the call is made again for the next."""
+
+
+class Place:
+    """How far a set or a hash was looked through; the server says where to go on.
+
+    That holds in one run of it. In another one all begins anew.
+    """
+
+    __slots__ = ("_run", "_seen", "text")
+
+    def __init__(self, run: Callable[[], str]) -> None:
+        self._run = run
+        self._seen = run()
+        self.text = "0"
+
+    def look(self) -> bool:
+        """As the call is sent: whether it begins with the first piece."""
+        if self._seen != self._run():
+            self._seen = self._run()
+            self.text = "0"
+        return self.text == "0"
 
 
 class Op(Reply[T]):

@@ -118,19 +118,22 @@ def _alone(facts: Mapping[str, str], wish: Wish) -> tuple[Durability, str]:
 
 def _or_wait(wish: Wish, has: bool, fsync: str) -> str:
     if wish.file and not has:
-        return " (ack=waitaof needs Redis 7.2)"
+        return " (ack=waitaof needs Redis 7.2 or later, and Valkey's is not relied on)"
     return "; or ack=waitaof in the URL" if has and fsync == "everysec" and not wish.file else ""
 
 
 async def examine(
-    connection: AbstractConnection, shown: str, required: Durability, wish: Wish
+    connection: AbstractConnection, shown: str, prefix: str, required: Durability, wish: Wish
 ) -> Server:
     """Who serves this connection.
 
     Raises ``DurabilityError`` if it promises less than ``required``, ``StoreUnavailable`` for a
-    replica, a server that is too old, or one that lacks the replicas that are to be waited for.
+    replica, a server that is too old, or one that lacks the replicas that are to be waited for;
+    and redis-py's ``MovedError`` where another node of a cluster, or its master, has the namespace.
     """
     facts = await facts_of(connection)
+    if facts.get("cluster_enabled") == "1":
+        await ask(connection, "EXISTS", prefix + "m")
     number = facts.get("redis_version", "0")
     name = f"Valkey {facts['valkey_version']}" if "valkey_version" in facts else f"Redis {number}"
     if tuple(int(part) for part in number.split(".")[:2] if part.isdecimal()) < OLDEST:

@@ -54,10 +54,15 @@ class RedisShelf:
         return self._do(list, "get", *keys) if keys else []
 
     def starting(self, prefix: str) -> dict[str, bytes]:
-        """All values whose keys begin so, in order."""
+        """All values whose keys begin so, in order; many are read piece by piece."""
         end = prefix[:-1] + chr(ord(prefix[-1]) + 1)
-        found = self._do(list, "starting", prefix, end)
-        return dict(zip(_texts(found[::2]), found[1::2], strict=True))
+        found: dict[str, bytes] = {}
+        begin: str | None = f"[{prefix}"
+        while begin is not None:
+            last, *flat = self._do(list, "starting", begin, f"({end}")
+            found |= zip(_texts(flat[::2]), flat[1::2], strict=True)
+            begin = f"({last.decode()}" if last else None
+        return found
 
     def _do(self, parse: Callable[[Any], T], *args: Arg, repeatable: bool = True) -> T:
         op: Op[T] = Op("shelf", args, parse, repeatable=repeatable)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from struct import unpack_from
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from outlast.job import Step
-from outlast.stores.redis.op import Op
+from outlast.stores.redis.op import Op, Place
 from outlast.stores.surface import Surface
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from outlast.job import Claim
     from outlast.stores.redis.op import Arg
@@ -26,12 +27,21 @@ _unpack = msgspec.msgpack.Decoder(tuple[bytes, bytes | None, str | None]).decode
 class Stepped(Surface):
     """The ``Stepping`` part of the store."""
 
+    @abstractmethod
+    def _which_run(self) -> str: ...
+
     async def recall(self, claim: Claim) -> Sequence[Step]:
-        return await self._do(_recall(claim))
+        told = _Recalled(claim.job.id, self._which_run)
+        while told.goes_on:
+            await self._do(told.ask())
+        return list(told.steps.values())
 
     def recall_now(self, claim: Claim) -> Sequence[Step]:
         """``recall`` for callers without an event loop; blocks."""
-        return self._hand_over(_recall(claim)).result()
+        told = _Recalled(claim.job.id, self._which_run)
+        while told.goes_on:
+            self._hand_over(told.ask()).result()
+        return list(told.steps.values())
 
     async def remember(self, claim: Claim, step: Step) -> bool:
         return await self._do(_remember(claim, step))
@@ -56,13 +66,29 @@ class Stepped(Surface):
         return await self._do(found)
 
 
-def _recall(claim: Claim) -> Op[Sequence[Step]]:
-    return Op("steps", ["recall", claim.job.id], _steps)
+class _Recalled:
+    """The steps of a job, read in pieces. Nobody adds to them meanwhile."""
 
+    def __init__(self, job: str, run: Callable[[], str]) -> None:
+        self.steps: dict[str, Step] = {}
+        self.goes_on = True
+        self._job = job
+        self._place = Place(run)
 
-def _steps(raw: Sequence[Any]) -> list[Step]:
-    now = float(raw[0])
-    return [step_from(raw[n].decode(), raw[n + 1], now) for n in range(1, len(raw), 2)]
+    def ask(self) -> Op[None]:
+        return Op("steps", self._args, self._read)
+
+    def _args(self, _: bool) -> Sequence[Arg]:
+        if self._place.look():
+            self.steps.clear()
+        return ["recall", self._job, self._place.text]
+
+    def _read(self, raw: Sequence[Any]) -> None:
+        now, self._place.text = float(raw[0]), raw[1].decode()
+        self.goes_on = self._place.text != "0"
+        for n in range(2, len(raw), 2):
+            name = raw[n].decode()
+            self.steps[name] = step_from(name, raw[n + 1], now)
 
 
 def step_from(name: str, stored: bytes, now: float) -> Step:

@@ -6,7 +6,6 @@ they end sooner or later than was said.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import redis
@@ -17,10 +16,10 @@ from outlast.limits import check_jobs
 from outlast.store import Durability, Feature
 from outlast.stores.news import ENDED, ROOM, WORK
 from outlast.stores.redis import ledger, opening, upkeep
-from outlast.stores.redis.claims import claim_args, claims_from
+from outlast.stores.redis.claims import Claiming
 from outlast.stores.redis.engine import Engine
 from outlast.stores.redis.moving import Moved
-from outlast.stores.redis.op import Op
+from outlast.stores.redis.op import MORE, Op
 from outlast.stores.redis.steps import Stepped
 from outlast.stores.surface import Served
 
@@ -83,13 +82,19 @@ class RedisStore(Stepped, Moved, Served[Engine]):
 
     async def _check(self, connection: AbstractConnection) -> Wait | None:
         """On each new connection: it may lead to another server than the one before."""
-        server = await opening.examine(connection, self.url, self.required, self._address.wish)
+        server = await opening.examine(
+            connection, self.url, self._prefix, self.required, self._address.wish
+        )
         await opening.prepare(connection, self.url, self._prefix, server.run, create=self._create)
         await opening.load(connection)
         self.durability = server.durability
         self.library = f"{server.name} (redis-py {redis.__version__})"
         self._run = server.run
         return server.wait
+
+    def _which_run(self) -> str:
+        """Of the server, as of the connection on which calls are sent now."""
+        return self._run
 
     def _times(self) -> tuple[Arg, Arg]:
         """Nothing, for the server has a clock, unless somebody set another one."""
@@ -120,16 +125,19 @@ class RedisStore(Stepped, Moved, Served[Engine]):
         token = self._chance.token()
         seen = self._news.count(WORK, queues)
 
-        def parse(raw: Any) -> Sequence[Claim]:
-            found = claims_from(raw)
-            if len(found) < limit and not raw[0]:
+        claiming = Claiming(limit, self._which_run, queues, tasks, lease, worker, newest, token)
+
+        def parse(raw: Any) -> Any:
+            found = claiming.parse(raw)
+            if found is MORE:
+                return MORE  # and nothing is known yet
+            if len(found) < limit and not claiming.may_be_more:
                 self._news.look(WORK, seen)
             else:
                 self._news.overlook(WORK, queues)
             return found
 
-        args = partial(claim_args, queues, tasks, limit, lease, worker, newest, token)
-        return Op("claim", args, parse)
+        return Op("claim", claiming.args, parse)
 
     def _settle_op(self, verdicts: Sequence[Verdict]) -> Op[Sequence[Lost]]:
         return Op("settle", verdicts=verdicts)
@@ -143,7 +151,7 @@ class RedisStore(Stepped, Moved, Served[Engine]):
         total = 0
         while total < limit:
             bite = min(limit - total, BITE)
-            many, prolonged = await self._do(upkeep.recover(bite, lambda: self._run))
+            many, prolonged = await self._do(upkeep.recover(bite, self._which_run))
             total += many
             if many < bite and not prolonged:
                 break

@@ -3,9 +3,10 @@
 -- KEYS[1] is the prefix P, "{outlast:NAMESPACE}": one hash tag, so one cluster slot holds it all.
 -- A line is QUEUE/TASK, or QUEUE for items without a task; neither name can hold a slash.
 --
---   P m          hash     seq (of the newest job), schema, run (of the server), lease (the longest),
---                         fence (the last), event (how many woke somebody), ack (how often somebody
---                         waited for a sync), mark and left (the jobs are moved elsewhere, how far)
+--   P m          hash     seq (of the newest job), schema, run (of the server), since (when that was
+--                         first seen, unless it is the first), lease (the longest), fence (the last),
+--                         event (how many woke somebody), ack (how often somebody waited for a
+--                         sync), mark and left (the jobs are moved elsewhere, how far)
 --   P g          set      all lines that were ever used;  P g QUEUE: those of one queue
 --   P n LINE     hash     counts: q(ueued), r(unning), d(one), x (dead), c(ancelled)
 --   P j ID       string   a job as it was added: header, body (the client's own)
@@ -29,6 +30,8 @@
 --   P a          hash     somebody waits for the end of: ID
 --   P u, P v     hash     workers: what they say of themselves; zset: when they last said it
 --   P d ID       hash     steps: NAME: until when, length, the event that is waited for, the client's
+--   P D          set      steps of jobs that are gone, which `prune` has still to forget: ID NUL seq;
+--                         P D ID NUL seq: those of one, as in P d ID
 --   P c EVENT    zset     who waits for an event, as ID NUL NAME: by the last event it has seen
 --   P r, P R     hash     events: until when, token, payload; zset: when they are forgotten
 --   P W          zset     events that have still to wake somebody, by their number
@@ -399,13 +402,44 @@ local function awaited(step)
   return sub(step, 13, 12 + size)
 end
 
-local function forget_steps(id)
-  local steps = call('HGETALL', P .. 'd' .. id)
+-- The steps of a job that is removed. One call forgets so many; the rest is put aside.
+local forgettable = STEPS
+
+local function forget_steps(id, seq)
+  local key = P .. 'd' .. id
+  local many = call('HLEN', key)
+  if many > forgettable then
+    local gone = id .. '\0' .. seq
+    call('RENAME', key, P .. 'D' .. gone)
+    call('SADD', P .. 'D', gone)
+    return
+  end
+  forgettable = forgettable - many
+  local steps = call('HGETALL', key)
   for n = 1, #steps, 2 do
     local event = awaited(steps[n + 1])
     if event ~= '' then call('ZREM', P .. 'c' .. event, id .. '\0' .. steps[n]) end
   end
-  call('UNLINK', P .. 'd' .. id)
+  call('UNLINK', key)
+end
+
+-- At most so many of the steps that were put aside are forgotten; how many.
+local function forget_more(limit)
+  local gone = call('SRANDMEMBER', P .. 'D')
+  if not gone then return 0 end
+  local id, key, names = gone:match('^%Z+'), P .. 'D' .. gone, {}
+  local steps = call('HRANDFIELD', key, limit, 'WITHVALUES')
+  for n = 1, #steps, 2 do
+    local name, event = steps[n], awaited(steps[n + 1])
+    names[#names + 1] = name
+    -- A job that was moved away, and back, may wait again.
+    if event ~= '' and call('HEXISTS', P .. 'd' .. id, name) == 0 then
+      call('ZREM', P .. 'c' .. event, id .. '\0' .. name)
+    end
+  end
+  each_chunk(names, 500, function(list, i, j) call('HDEL', key, unpack(list, i, j)) end)
+  if call('EXISTS', key) == 0 then call('SREM', P .. 'D', gone) end
+  return #names
 end
 
 -- The payload of an event that is remembered, and the token of the call that sent it.
@@ -439,7 +473,7 @@ end
 -- The ends of jobs
 
 local function remove(id, H, S)
-  if S.d then forget_steps(id) end
+  if S.d then forget_steps(id, H[1]) end
   saved[id] = nil
   call('UNLINK', P .. 'j' .. id, P .. 's' .. id)
   call('XDEL', P .. 't', H[1] .. '-0')

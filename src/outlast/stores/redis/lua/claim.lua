@@ -1,11 +1,13 @@
 -- Claiming: the first jobs in order over all lines asked for. Needs base.lua.
 -- ARGV: now, mono, limit, lease, worker, token, newest, again, how many lines, then queue and line
--- of each. With `again` the answer to the same call was lost: what it claimed is answered first.
--- Answer: 1 if there may be more beyond the bound of one call, then id, job and state of each.
+-- of each. With `again` the answer to the same call was lost: what it claimed is answered first,
+-- looked for among what the worker holds in pieces; '0', then the place where the next one begins.
+-- Answer: 1 if there may be more beyond the bound of one call, or such a place, as a text; then id,
+-- job and state of each.
 
 if call('HEXISTS', P .. 'm', 'left') == 1 then return {0} end -- all of it goes elsewhere
 local limit, lease, worker, token = tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5], ARGV[6]
-local newest, again, many = ARGV[7] == '1', ARGV[8] == '1', tonumber(ARGV[9])
+local newest, again, many = ARGV[7] == '1', ARGV[8], tonumber(ARGV[9])
 local answer, claimed, leases, taken = {0}, {}, {}, {}
 local steps = 0
 
@@ -13,16 +15,19 @@ despite_full_memory()
 
 local function receipt(id) return sub(redis.sha1hex(token .. id), 1, 32) end
 
-if again then
-  for _, id in ipairs(call('SMEMBERS', P .. 'w' .. worker)) do
+if again ~= '' then
+  local held = call('SSCAN', P .. 'w' .. worker, again, 'COUNT', STEPS)
+  for _, id in ipairs(held[2]) do
     local S = state(id)
     if S.st == 'r' and S.v == receipt(id) then
       answer[#answer + 1] = id
       answer[#answer + 1] = call('GET', P .. 'j' .. id)
       answer[#answer + 1] = call('GET', P .. 's' .. id)
+      limit = limit - 1
     end
   end
-  if #answer > 1 then return answer end
+  if held[1] ~= '0' then answer[1] = held[1] end
+  if held[1] ~= '0' or limit <= 0 then return answer end
 end
 
 -- The places of a line in the order asked for, without removing any.

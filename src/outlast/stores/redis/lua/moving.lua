@@ -44,13 +44,16 @@ local function pack_jobs(place, limit, bytes)
       answer[#answer + 1] = id
       answer[#answer + 1] = job
       answer[#answer + 1] = text
-      answer[#answer + 1] = text and state(id).d and call('HGETALL', P .. 'd' .. id) or {}
+      local steps = text and state(id).d and call('HGETALL', P .. 'd' .. id) or {}
+      answer[#answer + 1] = steps
       size = size + #job + (text and #text or 0)
+      for _, each in ipairs(steps) do size = size + #each end
     end
     if size > bytes then break end
   end
 end
 
+-- Answer: how many, and 1 if there is more beside jobs.
 local function discard(limit)
   local all = call('XRANGE', P .. 't', '-', '+', 'COUNT', limit)
   for _, entry in ipairs(all) do
@@ -69,9 +72,10 @@ local function discard(limit)
     end
   end
   if #all == 0 then
+    if forget_more(limit) > 0 then return {0, 1} end
     for _, name in ipairs({'y', 'f', 'r', 'R', 'W', 'h'}) do call('UNLINK', P .. name) end
   end
-  return #all
+  return {#all, 0}
 end
 
 -- ARGV from 4 on: move, after, upto, fence; how many, then pauses; events as NAME UNTIL PAYLOAD; keys

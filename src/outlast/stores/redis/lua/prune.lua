@@ -1,4 +1,4 @@
--- Expiring, then forgetting jobs, keys and events: `limit` in all. Needs base.lua.
+-- Expiring, then forgetting jobs, keys, events and steps: `limit` in all. Needs base.lua.
 -- ARGV: now, mono, limit. Answer: how many.
 
 local refused = moved()
@@ -29,6 +29,11 @@ for _, event in ipairs(due('R')) do
   call('HDEL', P .. 'r', event)
   call('ZREM', P .. 'R', event)
   many = many + 1
+end
+while many < limit do
+  local more = forget_more(limit - many)
+  if more == 0 then break end
+  many = many + more
 end
 wake_waiting(STEPS) -- whom the sender of an event has left asleep, should it have died
 local old = call('ZRANGEBYSCORE', P .. 'v', '-inf', now - 3600, 'LIMIT', 0, STEPS)

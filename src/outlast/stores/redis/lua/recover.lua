@@ -11,7 +11,7 @@ if call('HGET', P .. 'm', 'run') ~= run then
   local old = call('ZRANGEBYSCORE', P .. 'e', '-inf', '(' .. string.format('%.17g', until_then),
     'LIMIT', 0, STEPS)
   for _, id in ipairs(old) do call('ZADD', P .. 'e', until_then, id) end
-  if #old < STEPS then call('HSET', P .. 'm', 'run', run) end
+  if #old < STEPS then call('HSET', P .. 'm', 'run', run, 'since', string.format('%.3f', now)) end
   return {0, 1}
 end
 local due = call('ZRANGEBYSCORE', P .. 'e', '-inf', mono, 'LIMIT', 0, limit)

@@ -1,7 +1,8 @@
 -- The shelf: small values by key, which may pass away in time. Needs base.lua.
 -- ARGV: now, mono, what, then: put TTL|'' {KEY VALUE}; count KEY TTL|''; keep TTL|'' {KEY};
--- drop {KEY}; tidy LIMIT; get {KEY}; starting FROM TO.
--- Answer: count: the number; tidy: the keys; get: a value for each, or false; starting: key, value.
+-- drop {KEY}; tidy LIMIT; get {KEY}; starting FROM TO, bounds as ZRANGEBYLEX has them.
+-- Answer: count: the number; tidy: the keys; get: a value for each, or false; starting:
+-- the last key that was looked at, if there may be more, else ''; then key and value of each.
 
 local what = ARGV[3]
 local V, T, U = P .. 'S', P .. 'T', P .. 'U'
@@ -54,8 +55,9 @@ elseif what == 'get' then
   answer = {}
   for n = 4, #ARGV do answer[n - 3] = (read(ARGV[n])) end
 elseif what == 'starting' then
-  answer = {}
-  for _, key in ipairs(call('ZRANGEBYLEX', U, '[' .. ARGV[4], '(' .. ARGV[5])) do
+  local keys = call('ZRANGEBYLEX', U, ARGV[4], ARGV[5], 'LIMIT', 0, STEPS)
+  answer = {#keys == STEPS and keys[STEPS] or ''}
+  for _, key in ipairs(keys) do
     local value = read(key)
     if value then
       answer[#answer + 1] = key

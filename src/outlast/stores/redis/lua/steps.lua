@@ -1,8 +1,9 @@
 -- Steps and events: what jobs have done once, and what they wait for. Needs base.lua.
--- ARGV: now, mono, what, then: remember ID RECEIPT NAME DELAY|'' EVENT|'' BYTES; recall ID;
--- emit EVENT TOKEN KEEP PAYLOAD; wake; event EVENT.
--- Answer: remember: 1, or 0 where the receipt does not hold the job; recall: now, then name and
--- value of each; emit: 1 if it is the first or the same call again, and 1 if `wake` has more to do.
+-- ARGV: now, mono, what, then: remember ID RECEIPT NAME DELAY|'' EVENT|'' BYTES;
+-- recall ID PLACE; emit EVENT TOKEN KEEP PAYLOAD; wake; event EVENT.
+-- Answer: remember: 1, or 0 where the receipt does not hold the job; recall: now, where to go on
+-- (0: that was all), then name and value of each; emit: 1 if it is the first or the same call
+-- again, and 1 if `wake` has more to do.
 
 local what = ARGV[3]
 
@@ -43,8 +44,9 @@ local answer
 if what == 'remember' then
   answer = remember(unpack(ARGV, 4, 9))
 elseif what == 'recall' then
-  answer = call('HGETALL', P .. 'd' .. ARGV[4])
-  table.insert(answer, 1, string.format('%.17g', now))
+  local found = call('HSCAN', P .. 'd' .. ARGV[4], ARGV[5], 'COUNT', STEPS)
+  answer = {string.format('%.17g', now), found[1]}
+  for n, each in ipairs(found[2]) do answer[n + 2] = each end
 elseif what == 'emit' then
   answer = {emit(unpack(ARGV, 4, 7)), wake_waiting(STEPS) and 1 or 0}
 elseif what == 'wake' then
