@@ -364,6 +364,38 @@ def test_a_worker_process_spares_the_garbage_collector(program: str, found: list
     assert done.stdout.strip() == str(found)
 
 
+def test_a_worker_process_ends_in_order_and_takes_nothing_apart() -> None:
+    """Threads are waited for, then farewells are said, and what was printed is written."""
+    code = """
+import atexit, sys, threading
+from concurrent.futures import ThreadPoolExecutor
+from outlast.worker.child import leave
+
+class Thing:
+    def __del__(self):
+        print("taken apart")
+
+thing, pool, end = Thing(), ThreadPoolExecutor(1), threading.Event()
+pool.submit(print, "a thread of a pool that was never shut down")
+atexit.register(print, "farewell")
+threading.Thread(target=lambda: (end.wait(), print("a thread that is waited for"))).start()
+threading.Timer(0.05, end.set).start()
+print("half a line", end="; ")
+leave(3)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONUNBUFFERED": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (3, "")
+    for said in ("of a pool", "that is waited for", "half a line; "):
+        assert said in done.stdout
+    assert done.stdout.endswith("farewell\n"), "and the thing was left as it was"
+
+
 def test_a_supervisor_does_not_tidy_up_what_ends_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     frozen: list[int] = []
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import gc
 import importlib
 import json
@@ -11,8 +12,8 @@ import os
 import signal
 import sys
 import threading
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
-from typing import TYPE_CHECKING, Any, Protocol
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from outlast.clock import SystemClock
 from outlast.errors import ConfigurationError, OutlastError, StoreFull
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from outlast.execution import Runnable
     from outlast.store import Store
 
-__all__ = ["WorkerApp", "load", "main", "spare_the_collector"]
+__all__ = ["WorkerApp", "leave", "load", "main", "spare_the_collector"]
 
 log = logging.getLogger(__name__)
 
@@ -319,5 +320,19 @@ def _first_line(fd: int) -> bytes:
     return line
 
 
+def leave(code: int) -> NoReturn:
+    """End this process as Python would, but for taking each of its objects apart.
+
+    That takes longer than all the rest from the last verdict to the end, and the system has the
+    memory back in a moment. What anybody could miss is done, in Python's own order.
+    """
+    vars(threading)["_shutdown"]()  # waits for threads, as multiprocessing has it done
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())
