@@ -47,6 +47,7 @@ SOUND: dict[str, Any] = {
     "local": False,
     "consumer_timeout": 1800.0,
     "types": {"outlast/default/default!dead": []},
+    "silent": [],
     "default": "quorum",
     "any_name": False,
     "path": {"returned": True, "confirmed": True, "blocked": False},
@@ -165,6 +166,7 @@ def test_three_members_survive_a_machine() -> None:
             "not a durable quorum queue",
         ),
         ("RM3", management(queues=[QUEUE | {"online": []}]), ERROR, "no majority"),
+        ("RM3", {"silent": ["outlast/x"]}, ERROR, "no leader: outlast/x"),
         (
             "RM4",
             management(queues=[QUEUE | {"effective_policy_definition": {"message-ttl": 5}}]),

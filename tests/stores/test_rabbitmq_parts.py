@@ -153,6 +153,30 @@ async def test_what_comes_back_is_not_stored_though_it_is_confirmed() -> None:
     assert (await told).failures == []
 
 
+@pytest.mark.parametrize(
+    ("way", "silent"),
+    [
+        ({}, PLACE.name),
+        ({"delay": 90 * 86400.0}, "outlast/delay/25"),
+        ({"to_dead": True}, PLACE.dead),
+    ],
+    ids=["at once", "by the ladder", "to the dead"],
+)
+async def test_which_queue_confirms_nothing_is_told(way: dict[str, Any], silent: str) -> None:
+    """If it is one alone that has no leader, nobody can guess which."""
+    outbox = Outbox(address_of("amqp://h", {}), "n")
+    outbox._channel, outbox._declaring = cast("Any", Line()), cast("Any", Declared())
+    told: asyncio.Future[Batch] = asyncio.get_running_loop().create_future()
+    posting = Posting("a", b"body", PLACE, Batch(1, told.set_result), **way)
+    outbox.send(posting)
+    posting.at -= 16.0
+    outbox.tick()
+    [(_, error, uncertain)] = (await told).failures
+    assert f"'{silent}'" in str(error)
+    assert "no leader" in str(error)
+    assert uncertain
+
+
 async def test_longer_than_the_broker_lets_it_is_refused_when_the_app_opens() -> None:
     """Where the store is, and so what it can do, is known for sure when the app opens it."""
     app = Outlast(f"amqp://127.0.0.1:{free_port()}/")

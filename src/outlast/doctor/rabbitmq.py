@@ -78,7 +78,8 @@ def findings_of(facts: Mapping[str, Any]) -> list[Finding]:
     told = facts["management"] or {}
     found = [_version(facts), _kinds(facts), _path_finding(facts)]
     queues, nodes = told.get("queues"), told.get("nodes")
-    found += [_untold("RM3", told)] if queues is None else [_members(queues)]
+    members = _untold("RM3", told) if queues is None else _members(queues)
+    found += _leaderless(facts["silent"], members)
     found += [_untold("RM4", told)] if queues is None else _taken(queues, facts)
     found += _surprises(facts, told)
     found += [_alarm(facts, told)] if nodes is None else _nodes(nodes)
@@ -195,6 +196,23 @@ def _members(queues: Sequence[Mapping[str, Any]]) -> Finding:
         id="RM3", severity=OK, read=f"{len(queues)} quorum queues, on {least} nodes at least",
         durability=best,
     )  # fmt: skip
+
+
+def _leaderless(names: Sequence[str], members: Finding) -> list[Finding]:
+    """Queues that don't answer: the management API shows them as if nothing were the matter."""
+    if not names:
+        return [members]
+    return [
+        Finding(
+            id="RM3", severity=ERROR, read=f"no leader: {', '.join(names)}",
+            means="nothing is accepted there, and nothing is handed out; workers lose their"
+            " connection over it",
+            remedy="start the nodes of the cluster that are down. If none is, the broker died in"
+            " the moment in which the queue was made, and nothing is in it: rabbitmqctl"
+            " delete_queue, and outlast makes it anew",
+        ),
+        *([members] if members.severity is ERROR else ()),
+    ]  # fmt: skip
 
 
 def _taken(queues: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> list[Finding]:

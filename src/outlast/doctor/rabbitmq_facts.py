@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import ipaddress
 import json
@@ -18,6 +19,7 @@ import pika
 from pika.exceptions import ChannelClosed, ConnectionBlockedTimeout, UnroutableError
 
 from outlast.chance import SystemChance
+from outlast.stores.rabbitmq.leaders import silent
 from outlast.stores.rabbitmq.link import THREAD
 from outlast.stores.rabbitmq.topology import (
     LEVELS,
@@ -54,9 +56,12 @@ def facts_of(place: Address, management: str | None, quick: bool) -> dict[str, A
     name, thread.name = thread.name, THREAD  # where the client keeps its log to itself
     try:
         facts = _broker(place, quick)
+        facts["management"] = told = _management(place, management)
+        listed = (told or {}).get("queues") or ()
+        names = {*facts["types"], *(each["name"] for each in listed)}
+        facts["silent"] = [] if quick else asyncio.run(silent(place, names))
     finally:
         thread.name = name
-    facts["management"] = _management(place, management)
     return facts
 
 

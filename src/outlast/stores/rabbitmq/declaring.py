@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from pika.exceptions import AMQPError, ChannelClosed
 
-from outlast.errors import ConfigurationError, DurabilityError
+from outlast.errors import ConfigurationError, DurabilityError, StoreUnavailable
 from outlast.stores.rabbitmq.faults import mapped
+from outlast.stores.rabbitmq.leaders import no_leader, silent
 from outlast.stores.rabbitmq.topology import (
     BELLS,
     DELIVER,
@@ -27,6 +28,7 @@ from outlast.stores.rabbitmq.topology import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from outlast.stores.rabbitmq.address import Address
     from outlast.stores.rabbitmq.link import Channel, Link
     from outlast.stores.rabbitmq.topology import Place
 
@@ -51,11 +53,14 @@ WEAK = {"x-queue-type", "x-max-priority", "durable", "auto_delete", "exclusive"}
 class Declaring:
     """What is declared over one connection, on a channel of its own: a refusal closes it."""
 
-    def __init__(self, link: Link, version: tuple[int, ...], namespace: str, shown: str) -> None:
+    def __init__(
+        self, link: Link, version: tuple[int, ...], namespace: str, address: Address
+    ) -> None:
         self.news = news_name(namespace)
         self._link = link
         self._version = version
-        self._shown = shown
+        self._address = address
+        self._shown = address.shown
         self._channel: Channel | None = None
         self._known: set[str] = set()
         self._unready: set[str] = set()
@@ -102,6 +107,9 @@ class Declaring:
         # A bell that is lost with the broker is rung again.
         if (fresh and place.band != BELLS) or missing:
             await asyncio.sleep(SETTLE)
+        if made is False and fresh and await silent(self._address, [place.name]):
+            # Bound, it would be sent jobs, and confirm none of them.
+            raise StoreUnavailable(no_leader(self._address, place.name))
         async with self._one:
             for each in unbound:
                 await self._bind_level(each)

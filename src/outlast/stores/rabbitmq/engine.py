@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from outlast.errors import DurabilityError, OutlastError, StoreClosed, StoreUnavailable
 from outlast.stores.news import EVERYWHERE
 from outlast.stores.rabbitmq.intake import LOOK, REST, Intake
+from outlast.stores.rabbitmq.leaders import Leaders
 from outlast.stores.rabbitmq.link import THREAD, dial
 from outlast.stores.rabbitmq.outbox import PATIENCE, Outbox
 from outlast.stores.rabbitmq.topology import BANDS, Place
@@ -58,12 +59,14 @@ class Engine:
         self.namespace = namespace
         self.shown = address.shown
         self.outbox = Outbox(address, namespace)
+        self.leaders = Leaders(address, self.spawn)
         self.intake = Intake(
             namespace,
             address.shown,
             arrived,
             lambda helds: give_back(self, helds),
             address.longest,
+            self.leaders,
             bands,
             rest,
         )

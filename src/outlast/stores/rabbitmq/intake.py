@@ -17,12 +17,13 @@ from outlast.errors import OutlastError, StoreUnavailable
 from outlast.stores.rabbitmq.apart import Apart
 from outlast.stores.rabbitmq.faults import mapped
 from outlast.stores.rabbitmq.held import Held, claimed
-from outlast.stores.rabbitmq.source import MOST, Source
+from outlast.stores.rabbitmq.source import MOST, Source, take_first
 from outlast.stores.rabbitmq.topology import ALONE, BANDS, Place, news_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 
+    from outlast.stores.rabbitmq.leaders import Leaders
     from outlast.stores.rabbitmq.link import Channel, Link
 
 __all__ = ["Intake"]
@@ -52,6 +53,7 @@ class Intake:
         arrived: Callable[[set[str]], None],
         give_back: Callable[[Sequence[Held]], None],
         longest: float | None,
+        leaders: Leaders,
         bands: Sequence[str] = BANDS,
         rest: float = REST,
     ) -> None:
@@ -62,6 +64,7 @@ class Intake:
         self._arrived = arrived
         self._give_back = give_back
         self._stale = None if longest is None else longest * STALE
+        self._leaders = leaders
         self._bands = bands
         self._rest = rest
         self._link: Link | None = None
@@ -108,6 +111,7 @@ class Intake:
     def lost(self) -> None:
         """The connection is gone: the broker gives all of it to others."""
         self._link = self._channel = None
+        self._leaders.lost()
         for source in self._all:
             source.lost()
         self._all.clear()
@@ -151,7 +155,7 @@ class Intake:
             bands = self._orders[key] = self._order(queues, tasks)
         found: list[Held] = []
         for band in bands:
-            self._take_band(band, limit, found)
+            take_first(band, limit, found)
         if len(found) < limit:
             for band in bands:
                 for source in band:
@@ -160,14 +164,6 @@ class Intake:
                     elif source.is_full and source.prefetch < MOST:
                         self._grow(source, limit)
         return found
-
-    def _take_band(self, band: Sequence[Source], limit: int, found: list[Held]) -> None:
-        full = [source for source in band if source.buffer]
-        while full and len(found) < limit:
-            first = full[0] if len(full) == 1 else min(full, key=_first)
-            found.append(first.buffer.popleft())
-            if not first.buffer:
-                full.remove(first)
 
     def _order(self, queues: Iterable[str], tasks: Iterable[str | None]) -> list[list[Source]]:
         pairs = {(queue, task) for queue in queues for task in tasks}
@@ -304,7 +300,9 @@ class Intake:
                 channel.raw.basic_consume, source.place.name, partial(self._on_message, source),
                 consumer_tag=source.tag,
             )  # fmt: skip
+            self._leaders.asked(source.place.name)
             await asyncio.gather(asked, begun)
+            self._leaders.answered(source.place.name)
         except (AMQPError, OutlastError) as error:
             _log.info("%s: %s is not consumed: %s", self._shown, source.place.name, error)
         finally:
@@ -380,12 +378,17 @@ class Intake:
         if pair in self.asked and band in self._bands:
             place = Place.of(self._namespace, *pair, band)
             source = self._sources.get(place.name)
-            if source is not None and made:
-                # Made anew: a consumer of the old one gets nothing, and may never be told so.
-                self._detach(source)
+            if made:
+                self._leaders.has_one(place.name)
+                if source is not None:
+                    # A consumer of the old one gets nothing, and may never be told so.
+                    self._detach(source)
             self._found(place)
 
     def _found(self, place: Place) -> None:
+        if self._leaders.is_mute(place.name):
+            self._leaders.when_back(place.name, lambda: self._found(place))
+            return
         source = self._sources.get(place.name)
         if source is None:
             source = self._sources[place.name] = self._made(place)
@@ -420,6 +423,8 @@ class Intake:
 
     def _check(self, place: Place, ready: int, consumers: int) -> None:
         """It exists. A consumer that gets nothing although there is something is none."""
+        if ready:
+            self._leaders.has_one(place.name)
         if place.band == ALONE:
             if ready:
                 self.there_is(place)
@@ -489,7 +494,3 @@ class Intake:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
-
-
-def _first(source: Source) -> int:
-    return source.buffer[0].number

@@ -90,6 +90,15 @@ class Posting:
         self.tries = 0
         self.at = 0.0
 
+    @property
+    def first_stop(self) -> str:
+        """The AMQP queue that has to confirm it."""
+        if self.to_dead:
+            return self.place.dead
+        if self.delay > 0:
+            return level_name(delay_key(self.delay, self.place.name)[0])
+        return self.place.name
+
     def fail(self, error: OutlastError, *, uncertain: bool) -> None:
         batch, self.batch = self.batch, None
         if batch is not None:
@@ -105,6 +114,7 @@ class Outbox:
         """Why the broker takes no messages, if it said so."""
         self.places: set[Place] = set()
         """The AMQP queues of jobs that anything was sent to."""
+        self._address = address
         self._shown = address.shown
         self._namespace = namespace
         self._channel: Channel | None = None
@@ -137,7 +147,7 @@ class Outbox:
     async def begin(self, link: Link, version: tuple[int, ...]) -> None:
         """Use a new connection."""
         channel = await link.channel()
-        declaring = Declaring(link, version, self._namespace, self._shown)
+        declaring = Declaring(link, version, self._namespace, self._address)
         await declaring.begin()
         channel.raw.add_on_return_callback(self._on_return)
         await channel.ask(channel.raw.confirm_delivery, self._on_confirm)
@@ -189,7 +199,10 @@ class Outbox:
             if posting.at >= now - CONFIRM:
                 break
             posting.fail(
-                StoreUnavailable(f"{self._shown}: not confirmed within {CONFIRM:g} s"),
+                StoreUnavailable(
+                    f"{self._shown}: not confirmed within {CONFIRM:g} s by {posting.first_stop!r}."
+                    " If it is that queue alone, it has no leader: `outlast doctor` can tell"
+                ),
                 uncertain=True,
             )
 

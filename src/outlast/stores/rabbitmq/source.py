@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from outlast.stores.rabbitmq.link import Channel
     from outlast.stores.rabbitmq.topology import Place
 
-__all__ = ["MOST", "Source"]
+__all__ = ["MOST", "Source", "take_first"]
 
 MOST = 1024
 """Messages that a consumer is sent ahead of its acknowledgements; quorum queues allow 2000."""
@@ -84,3 +84,17 @@ class Source:
                 claimed.pop(held.claim.receipt, None)
         self.unacked.clear()
         self.buffer.clear()
+
+
+def take_first(sources: Sequence[Source], limit: int, found: list[Held]) -> None:
+    """Add what came first to what was found, until there are so many."""
+    full = [source for source in sources if source.buffer]
+    while full and len(found) < limit:
+        first = full[0] if len(full) == 1 else min(full, key=_came)
+        found.append(first.buffer.popleft())
+        if not first.buffer:
+            full.remove(first)
+
+
+def _came(source: Source) -> int:
+    return source.buffer[0].number

@@ -91,17 +91,21 @@ class Sweep:
 
     async def _elected(self) -> Channel | None:
         """A channel that nobody else has as long as it is open; or None, for somebody has it."""
+        name, leaders = sweep_name(self._engine.namespace), self._engine.leaders
+        if leaders.is_mute(name) and not await leaders.is_back(name):
+            return None
         channel = await self._engine.intake.channel()
-        name = sweep_name(self._engine.namespace)
         arguments = plain_arguments(self._engine.version)
         try:
             declared = await channel.ask(
                 channel.raw.queue_declare, name, durable=True, arguments=arguments
             )
             if not declared.method.consumer_count:
+                leaders.asked(name)
                 await channel.ask(
                     channel.raw.basic_consume, name, _nothing, exclusive=True, auto_ack=True
                 )
+                leaders.answered(name)
                 return channel
         except ChannelClosed as error:
             _log.info("%s", mapped(error, self._engine.shown))  # somebody was faster
