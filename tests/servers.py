@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import asyncpg
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 __all__ = [
     "REDIS_SERVER",
@@ -112,6 +112,19 @@ class Server:
         deadline = time.monotonic() + PATIENCE
         while any(_is_there(pid) for pid in mine):
             assert time.monotonic() < deadline, "they do not die"
+
+    @contextlib.contextmanager
+    def frozen(self) -> Iterator[None]:
+        """With all its processes: it answers nobody meanwhile, and nobody hears that it is gone."""
+        assert self.process is not None
+        pids = [self.process.pid, *_offspring_of(self.process.pid)]
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            for pid in pids:
+                os.kill(pid, signal.SIGCONT)
 
     def end(self, how: int) -> None:
         """By this signal; and wait until it is over."""

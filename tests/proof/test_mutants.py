@@ -11,6 +11,7 @@ import pytest
 from tests.proof.mutants.generic import PICKED, Pick, find
 from tests.proof.mutants.plant import Bug, is_caught, plant, run_planted
 from tests.proof.mutants.planted import BUGS
+from tests.proof.mutants.planted_postgres import POSTGRES_BUGS
 from tests.proof.mutants.planted_redis import REDIS_BUGS
 
 if TYPE_CHECKING:
@@ -35,6 +36,13 @@ def test_a_planted_bug_is_caught(bug: Bug) -> None:
 @pytest.mark.needs("redis")
 @pytest.mark.parametrize("bug", REDIS_BUGS, ids=named)
 def test_a_bug_planted_in_the_redis_store_is_caught(bug: Bug) -> None:
+    assert is_caught(bug) == ""
+
+
+@pytest.mark.needs("servers")
+@pytest.mark.parametrize("bug", POSTGRES_BUGS[:4], ids=named)
+def test_a_bug_planted_in_the_postgresql_store_is_caught(bug: Bug) -> None:
+    """These here; ``python -m tests.proof.mutants`` plants all of them."""
     assert is_caught(bug) == ""
 
 

@@ -23,7 +23,7 @@ from outlast.errors import (
     SchemaMismatch,
     StoreUnavailable,
 )
-from outlast.job import Job, done
+from outlast.job import Death, Job, done
 from outlast.store import Durability
 from outlast.stores import connect
 from outlast.stores.postgres.schema import lock_number
@@ -68,6 +68,11 @@ async def store(server: PostgresServer) -> AsyncIterator[PostgresStore]:
 
 def jobs(count: int) -> list[Job]:
     return [Job(id=f"j{next(_numbers)}") for _ in range(count)]
+
+
+UNFLUSHED = "SELECT (pg_current_wal_insert_lsn() - pg_current_wal_flush_lsn())::int"
+PAGE_HEADER = 64
+"""More than what the log's own pages may add to where it ends; less than any record of ours."""
 
 
 async def ask(server: PostgresServer, text: str, *values: Any) -> Any:
@@ -184,6 +189,57 @@ async def test_nothing_acknowledged_is_lost_when_the_server_is_killed(
     finally:
         await ask(server, "ALTER ROLE outlast RESET synchronous_commit")
         await ask(server, "ALTER DATABASE postgres RESET synchronous_commit")
+
+
+@pytest.fixture
+async def careless(server: PostgresServer) -> AsyncIterator[PostgresStore]:
+    """One whose role says that commits need not wait, and that asks for the least there is."""
+    await ask(server, "ALTER ROLE outlast SET synchronous_commit = off")
+    url = server.url(schema=f"s{next(_numbers)}", notify="off", durability="process")
+    made = open_at(url)
+    await made.open()
+    yield made
+    await made.close()
+    await ask(server, "ALTER ROLE outlast RESET synchronous_commit")
+
+
+async def test_whatever_is_promised_waits_for_the_disk(
+    server: PostgresServer, careless: PostgresStore
+) -> None:
+    """Also where a kill of the server is all that is to be survived: memory dies with it."""
+    connection = await asyncpg.connect(server.url())
+    await careless.add([Job(id=f"c{n}") for n in range(20)])
+    claims = await claimed(careless)
+    fresh = (f"f{n}" for n in itertools.count())
+    calls: dict[str, Any] = {
+        "add": lambda: careless.add([Job(id=next(fresh))]),
+        "add carefully": lambda: careless.add([Job(id=next(fresh), key=next(fresh))]),
+        "settle": lambda: careless.settle([done(claims.pop())]),
+        "recover": lambda: careless.recover_worker("w", Death()),
+    }
+    for name, call in calls.items():
+        # Somebody else may have written a little just then: once is enough, and never is not.
+        gaps: list[int] = []
+        while len(gaps) < 5 and min(gaps, default=PAGE_HEADER + 1) > PAGE_HEADER:
+            await call()
+            gaps.append(await connection.fetchval(UNFLUSHED))
+        assert min(gaps) <= PAGE_HEADER, name
+    await connection.close()
+
+
+async def test_a_line_that_is_known_is_there_after_the_death_of_the_server(
+    server: PostgresServer, careless: PostgresStore
+) -> None:
+    """Else jobs would be put into a line that nobody serves."""
+    await careless.add([Job(id="before")])
+    await careless.engine.elsewhere(careless.engine.make_lines({("late", None)}))
+    server.kill()
+    server.start()
+    await added(careless, Job(id="a", queue="late"))
+    other = open_at(server.url(schema=careless.schema))
+    await other.open()
+    assert [c.job.id for c in await other.claim(["late"], [None], 9, 60.0, "w")] == ["a"]
+    await other.close()
 
 
 async def test_a_fence_grows_over_the_death_of_the_server(

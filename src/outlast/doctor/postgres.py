@@ -110,9 +110,10 @@ class _Examination:
     async def pg2(self) -> None:
         """Settings that somebody hid at the role or the database."""
         rows = await self._connection.fetch(
-            "SELECT unnest(setconfig) FROM pg_db_role_setting s WHERE (setrole = 0 OR setrole ="
-            " (SELECT oid FROM pg_roles WHERE rolname = current_user)) AND (setdatabase = 0 OR"
-            " setdatabase = (SELECT oid FROM pg_database WHERE datname = current_database()))"
+            "SELECT pg_catalog.unnest(setconfig) FROM pg_db_role_setting s WHERE (setrole = 0 OR"
+            " setrole = (SELECT oid FROM pg_roles WHERE rolname = current_user))"
+            " AND (setdatabase = 0 OR setdatabase ="
+            " (SELECT oid FROM pg_database WHERE datname = current_database()))"
         )
         hidden = sorted(row[0] for row in rows)
         if any(text.startswith("synchronous_commit=") for text in hidden):

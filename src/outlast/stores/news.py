@@ -24,6 +24,8 @@ ALL = WORK | ENDED | ROOM
 EVERYWHERE = ""
 """Stands for every queue: no queue has an empty name."""
 _KINDS = (WORK, ENDED, ROOM)
+MOST = 10_000
+"""Names that are counted apart: whoever may ring at a server may ring for queues that are not."""
 
 
 class News:
@@ -41,6 +43,10 @@ class News:
             if kinds & kind:
                 for queue in queues:
                     self._counts[kind, queue] = self._counts.get((kind, queue), 0) + 1
+        if len(self._counts) > MOST:
+            # One number for all of them, that is higher than any that somebody has seen.
+            self._missed += sum(self._counts.values())
+            self._counts.clear()
         self.wake(kinds, queues)
 
     def missed(self) -> None:

@@ -6,13 +6,20 @@ import argparse
 import random
 import shutil
 import time
+from pathlib import Path
 
 import msgspec
 from tests.proof.mutants.generic import PICKED, find
 from tests.proof.mutants.plant import is_caught
 from tests.proof.mutants.planted import BUGS
+from tests.proof.mutants.planted_postgres import POSTGRES_BUGS
 from tests.proof.mutants.planted_redis import REDIS_BUGS
 from tests.servers import REDIS_SERVER
+
+
+def no_server() -> bool:
+    """Whether PostgreSQL is not there."""
+    return not (shutil.which("postgres") or any(Path("/usr/lib/postgresql").glob("*/bin/postgres")))
 
 
 def main() -> None:
@@ -22,7 +29,8 @@ def main() -> None:
     told = parser.parse_args()
     began = time.monotonic()
     redis = REDIS_BUGS if shutil.which(REDIS_SERVER) else ()
-    bugs = [*BUGS, *redis, *(find(pick) for pick in PICKED)]
+    postgres = () if no_server() else POSTGRES_BUGS
+    bugs = [*BUGS, *redis, *postgres, *(find(pick) for pick in PICKED)]
     random.Random(told.seed).shuffle(bugs)
     planted = 0
     missed: list[str] = []

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from outlast.job import Claim
+from outlast.job import Claim, Failure
 from outlast.stores.news import ROOM, WORK
-from outlast.stores.postgres.ends import drop_keys, expire
-from outlast.stores.postgres.rows import LIVE, job_from
-from outlast.stores.postgres.schema import READY, RUNNING, WAITING
+from outlast.stores.postgres.ends import ROW, drop_keys, end, expire
+from outlast.stores.postgres.rows import DAMAGE, LIVE, job_from, plus
+from outlast.stores.postgres.schema import DEAD, READY, RUNNING, WAITING
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -23,6 +23,7 @@ __all__ = [
     "LINES",
     "TAKE_MERGED",
     "TAKE_ONE_LINE",
+    "bury",
     "claim",
     "lines_of",
     "marks",
@@ -66,10 +67,12 @@ _CHOSEN = (
     "SELECT seq FROM @jobs WHERE seq = ANY($1::bigint[]) AND state + 0 = 1 LIMIT $2::int"
     " FOR UPDATE SKIP LOCKED"
 )
+_FENCES = 2**63 - 2
 _TAKE = (
     "UPDATE @jobs SET state = 3, receipt = $3::bytea, lease = $4::float8, worker = $5::text,"
-    " started_at = $6::float8, attempt = attempt + 1,"
-    " fence = greatest(fence + 1, $7::bigint) WHERE seq = ANY(ARRAY({})) AND state + 0 = 1"
+    f" started_at = $6::float8, attempt = {plus('attempt', 1)},"
+    f" fence = greatest(least(fence, {_FENCES}) + 1, $7::bigint)"
+    " WHERE seq = ANY(ARRAY({})) AND state + 0 = 1"
     f" RETURNING {LIVE}"
 )
 TAKE_ONE_LINE, TAKE_MERGED, _TAKE_CHOSEN = map(_TAKE.format, (_ONE_LINE, _MERGED, _CHOSEN))
@@ -102,6 +105,10 @@ _NEWEST = (
 _NEXT_DUE = (
     "SELECT min(due) FROM @jobs WHERE state = 0 AND line <> ALL(ARRAY(SELECT l.id FROM @lines l"
     " JOIN @pauses p USING (queue)))"
+)
+_DAMAGED = (
+    f"SELECT {ROW} FROM @jobs WHERE seq = ANY($1::bigint[]) AND receipt = $2::bytea"
+    " ORDER BY seq FOR UPDATE"
 )
 _ABOVE_ALL = 1000
 STARTS = 1 << 32
@@ -233,7 +240,11 @@ def read(turn: Turn, rows: Sequence[Any], token: bytes, newest: bool) -> list[Cl
     for row in rows:
         seq, line = row[0], row[2]
         counts[line] = counts.get(line, 0) + 1
-        job = job_from(row, names[line])
+        try:
+            job = job_from(row, names[line])
+        except DAMAGE:
+            turn.damaged.append(seq)
+            continue
         due = row[10]
         key = (-job.priority, job.rank, -seq) if newest else (-job.priority, job.rank, due, seq)
         receipt = token + seq.to_bytes(8, "big", signed=True)
@@ -242,3 +253,15 @@ def read(turn: Turn, rows: Sequence[Any], token: bytes, newest: bool) -> list[Cl
         turn.moved(line, READY, RUNNING, number)
     found.sort(key=lambda pair: pair[0])
     return [claim for _, claim in found]
+
+
+async def bury(turn: Turn, seqs: Sequence[int], token: bytes) -> None:
+    """What was claimed and can't be read is kept, and not run; the rest goes on.
+
+    Somebody else has written into the row, or a newer outlast that does not serve this one.
+    """
+    rows = await turn.fetch(_DAMAGED, list(seqs), token)
+    why = "its row in the table jobs can't be read; the job was not run"
+    await end(turn, rows, DEAD, Failure(kind="damaged", message=why))
+    # Those who found too little because of them may find more.
+    turn.tell(WORK, {(await turn.name(row[2]))[0] for row in rows})

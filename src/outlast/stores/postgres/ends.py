@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from outlast.job import Failure
 from outlast.stores.news import ENDED, ROOM, WORK
-from outlast.stores.postgres.rows import dump, load_opts
+from outlast.stores.postgres.rows import dump, load_opts, plus
 from outlast.stores.postgres.schema import CANCELLED, DEAD
 from outlast.stores.postgres.steps import forget
 
@@ -35,7 +35,9 @@ _END = (
     " AS v(place, gone, crashed, unstarted)"
     " WHERE j.seq = ANY($1::bigint[]) AND j.seq = v.place RETURNING j.*, v.*)"
     f" INSERT INTO @ended ({_COLUMNS}, state, failure, finished_at, gone_at) SELECT "
-    + MOVED.format(attempt="attempt - unstarted", failures="failures", crashes="crashes + crashed")
+    + MOVED.format(
+        attempt="attempt - unstarted", failures="failures", crashes=plus("crashes", "crashed")
+    )
     + ", $5::smallint, coalesce($6::text, failure), $7::float8, gone FROM d"
 )
 _DROP = "DELETE FROM @jobs WHERE seq = ANY($1::bigint[])"

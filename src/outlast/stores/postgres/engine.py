@@ -52,7 +52,7 @@ GROUP = 2000
 """Rows in one transaction, roughly: beyond that the others have waited long enough."""
 COMPACT_EVERY = 500
 """Transactions after which this process sums up the log of counts, should no worker do it."""
-_BOUND = "INSERT INTO @bounded (queue) SELECT unnest($1::text[]) ON CONFLICT DO NOTHING"
+_BOUND = "INSERT INTO @bounded (queue) SELECT pg_catalog.unnest($1::text[]) ON CONFLICT DO NOTHING"
 
 
 class Engine:
@@ -66,6 +66,7 @@ class Engine:
         news: News,
         me: str,
         commit: str,
+        replicated: bool,
         check: Callable[[Connection], Awaitable[None]],
     ) -> None:
         self._address = address
@@ -89,6 +90,7 @@ class Engine:
         self._reading = Link(address, names, lines, time, "reading")
         self.bell = Bell(address, names.schema, me, self._reading, news)
         self._writing.check = check
+        self._writing.replicated = replicated
         listen = self.bell._connected
         self._reading.check = _both(check, listen)
         self._work = asyncio.Event()
@@ -279,14 +281,14 @@ class Engine:
         deliver([*group, *refused])
 
     def _fail(self, group: Sequence[Op[Any]], error: Exception) -> None:
-        uncertain = isinstance(error, Dropped) and error.committing
         ours = mapped(error, self._address.shown) if is_ours(error) else error
         for op in group:
-            if op.jobs and uncertain:
+            if op.jobs and isinstance(error, Dropped) and error.committing:
+                why = f"{self._address.shown}: the connection broke before the answer came"
+                if isinstance(error.cause, OutlastError):
+                    why = str(error.cause)
                 op.error = EnqueueUncertain(
-                    f"{self._address.shown}: the connection broke before the answer came; adding"
-                    " the same jobs again is safe",
-                    [job.id for job in op.jobs],
+                    f"{why}; adding the same jobs again is safe", [job.id for job in op.jobs]
                 )
             else:
                 op.error = ours

@@ -22,7 +22,7 @@ from outlast.stores.postgres.faults import (
     is_theirs,
     mapped,
 )
-from outlast.stores.postgres.link import PATIENCE, TRIES
+from outlast.stores.postgres.link import PATIENCE, SEARCH_PATH, TRIES
 from outlast.stores.postgres.op import Op
 from outlast.stores.postgres.opening import PLACE, commit_mode
 from outlast.stores.postgres.steps import emit, remember
@@ -48,6 +48,7 @@ T = TypeVar("T")
 PAUSE = 0.05
 """Seconds between two questions what became of a commit."""
 _PLANNER = {
+    "search_path": SEARCH_PATH,
     "enable_seqscan": "off",
     "enable_bitmapscan": "off",
     "enable_nestloop": "off",
@@ -60,8 +61,8 @@ _ENTER = (
     "SELECT current_setting('transaction_isolation'),"
     f" {PLACE},"
     " extract(epoch FROM clock_timestamp())::float8,"
-    " set_config('synchronous_commit', CASE WHEN current_setting('synchronous_commit')"
-    " IN ('off', 'local', 'remote_write') THEN $1::text"
+    " set_config('synchronous_commit', CASE WHEN $1::text = 'on'"
+    " AND current_setting('synchronous_commit') IN ('off', 'local', 'remote_write') THEN 'on'"
     " ELSE current_setting('synchronous_commit') END, true)"
 )
 for _name, _value in _PLANNER.items():

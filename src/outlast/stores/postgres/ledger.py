@@ -9,7 +9,7 @@ import msgspec
 from outlast.errors import JobNotFound
 from outlast.job import Depth, Status
 from outlast.store import Line, WorkerInfo
-from outlast.stores.postgres.rows import ENDED, LIVE, STATES, job_from, texts
+from outlast.stores.postgres.rows import ENDED, LIVE, STATES, shown, texts
 from outlast.stores.postgres.schema import RUNNING, Names
 from outlast.stores.postgres.steering import lines_of_queue
 
@@ -68,7 +68,7 @@ _COUNT_ENDED = (
 async def get(turn: Turn, ids: Sequence[str]) -> list[Job | None]:
     """See ``Ledger.get``."""
     rows = await turn.fetch(_BY_IDS, texts(ids))
-    jobs = {row[1]: job_from(row, await turn.name(row[2])) for row in rows}
+    jobs = {row[1]: shown(row, await turn.name(row[2])) for row in rows}
     return [jobs.get(id_) for id_ in ids]
 
 
@@ -125,7 +125,7 @@ async def find(
         if wanted
     ]
     text = f"SELECT * FROM ({' UNION ALL '.join(parts)}) AS p ORDER BY seq DESC LIMIT $3::int"
-    return [job_from(row, await turn.name(row[2])) for row in await turn.fetch(text, *values)]
+    return [shown(row, await turn.name(row[2])) for row in await turn.fetch(text, *values)]
 
 
 async def ended(turn: Turn, ids: Sequence[str]) -> list[Job]:

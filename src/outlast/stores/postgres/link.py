@@ -33,6 +33,7 @@ __all__ = [
     "CLAIMING",
     "LOCK_TIMEOUT",
     "PATIENCE",
+    "SEARCH_PATH",
     "SETTLING",
     "TRIES",
     "Link",
@@ -55,9 +56,15 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0
 LOCK_TIMEOUT = "7s"
 
 
+SEARCH_PATH = "pg_catalog, pg_temp"
+"""All of ours is named with its schema. Where anybody may make functions in a schema of the usual
+path, one for an array of texts would be taken for ``unnest``, and do in our name what it likes."""
+
+
 def planner(nested: str) -> dict[str, str]:
-    """The settings that all plans are made under."""
+    """The settings that all statements are parsed and planned under."""
     return {
+        "search_path": SEARCH_PATH,
         "enable_seqscan": "off",
         "enable_bitmapscan": "off",
         "jit": "off",
@@ -108,6 +115,10 @@ class Link:
         self.lost: Callable[[], None] = _nothing
         """Told when the connection is gone."""
         self.used_at = 0.0
+        self.replicated = False
+        """Whether what is promised must be on a standby too: a commit that returns tells not."""
+        self._gave_up = False
+        """Whether the server has ended its wait for the standby, and committed nevertheless."""
 
     @property
     def connected(self) -> bool:
@@ -169,6 +180,7 @@ class Link:
                 committing = True
                 done = await self._hurry(connection, swift)
                 if done is not None:
+                    await self._confirm(connection, begin)
                     return done
                 committing = False
             await connection.execute(begin)
@@ -178,6 +190,7 @@ class Link:
             status = await connection.execute(turn.last_words())
             if status != "COMMIT":
                 raise StoreUnavailable(f"{self._address.shown}: the server answered {status}")
+            await self._confirm(connection, begin)
         except BaseException as error:
             if is_lost(error) or connection.is_closed():
                 self._drop()
@@ -189,6 +202,28 @@ class Link:
         finally:
             timer.cancel()
         return answer, turn.news
+
+    async def _confirm(self, connection: Connection, begin: str) -> None:
+        """What was promised is on a standby too, if that is asked for.
+
+        The server lets a commit return without it when somebody cancels the wait or empties the
+        list of those to be waited for. The connection is given up then, since with the next one
+        all that the server promises is looked at again.
+        """
+        if not self.replicated or begin == CLAIMING:
+            return
+        names = await connection.fetchval("SELECT current_setting('synchronous_standby_names')")
+        if not names or self._gave_up:
+            self._drop()
+            why = "the wait for one was cancelled" if names else "none is to be waited for any more"
+            raise StoreUnavailable(
+                f"{self._address.shown}: it was committed there, and maybe on no standby: {why}"
+            )
+
+    def _overhear(self, connection: Any, message: Any) -> None:
+        # By the name of the function: what it says is in the language of the server.
+        if getattr(message, "server_source_function", "") == "SyncRepWaitForLSN":
+            self._gave_up = True
 
     async def _turn(self, connection: Connection) -> Turn:
         turn = Turn(connection, self._names, self._lines, *await self._clock.read(connection))
@@ -329,6 +364,8 @@ class Link:
                 async with asyncio.timeout(CONNECT):
                     await self.check(connection)
             connection.add_termination_listener(self._terminated)
+            self._gave_up = False
+            connection.add_log_listener(self._overhear)
         except BaseException as error:
             connection.terminate()
             if isinstance(error, POOLED) and self._met_a_pooler(error):

@@ -13,13 +13,13 @@ import msgspec
 
 from outlast.errors import StoreMoved
 from outlast.job import Job, Status, Step
-from outlast.movable import BYTES, Arrival, Crate, Departure, HeldKey, Parcel, SentEvent
+from outlast.movable import BYTES, DAMAGED, Arrival, Crate, Departure, HeldKey, Parcel, SentEvent
 from outlast.stores.news import WORK
 from outlast.stores.postgres.adds import add_following
 from outlast.stores.postgres.claims import STARTS
 from outlast.stores.postgres.faults import MOVED
 from outlast.stores.postgres.op import Op
-from outlast.stores.postgres.rows import ENDED, LIVE, dump, job_from, opts_of
+from outlast.stores.postgres.rows import DAMAGE, ENDED, LIVE, dump, job_from, opts_of, shown
 from outlast.stores.postgres.schema import CANCELLED, DEAD, DONE, READY, WAITING
 from outlast.stores.postgres.steps import forget, sent
 from outlast.stores.surface import Surface
@@ -289,7 +289,7 @@ def _crate(after: str, upto: Sequence[Any], **goods: Any) -> Crate:
 
 
 async def _parcels(turn: Turn, rows: Sequence[Any]) -> list[Parcel]:
-    jobs = [job_from(row, await turn.name(row[2])) for row in rows]
+    jobs = [_sound(row, await turn.name(row[2]), turn.now) for row in rows]
     steps: dict[str, list[Step]] = {}
     for job_id, name, digest, result, until, event in await turn.fetch(
         _STEPS, [job.id for job in jobs]
@@ -298,6 +298,17 @@ async def _parcels(turn: Turn, rows: Sequence[Any]) -> list[Parcel]:
         step = Step(name=name, digest=digest, result=result, left=left, event=event)
         steps.setdefault(job_id, []).append(step)
     return [Parcel(job, steps.get(job.id, ())) for job in jobs]
+
+
+def _sound(row: Any, name: tuple[str, str | None], now: float) -> Job:
+    """What was damaged is not to come out as sound at the other end."""
+    try:
+        return job_from(row, name)
+    except DAMAGE:
+        ended = row[22] or now
+        return msgspec.structs.replace(
+            shown(row, name), status=Status.DEAD, failure=DAMAGED, finished_at=ended
+        )
 
 
 async def _discard(turn: Turn, limit: int) -> int:

@@ -21,15 +21,25 @@ _SETTINGS = (
     " current_setting('synchronous_standby_names'), current_setting('server_version_num')::int,"
     " current_setting('transaction_read_only') = 'on', current_setting('server_encoding')"
 )
+_STANDBYS = (
+    "SELECT coalesce(bool_or(sync_state IS NULL OR sync_state IN ('sync', 'quorum')), false)"
+    " FROM pg_stat_replication"
+)
+"""Whether there is one that commits wait for, as far as our role may see which these are."""
 
-
-PLACE = "(SELECT system_identifier FROM pg_control_system()) || ' ' || current_database()"
+PLACE = (
+    "(SELECT system_identifier::text FROM pg_catalog.pg_control_system())"
+    " || ' ' || current_database()::text"
+)
 """What is the same for two connections if, and only if, they are to one database of one server."""
 
 
 def commit_mode(required: Durability) -> str:
-    """The ``synchronous_commit`` of every transaction that promises something."""
-    return "on" if required >= Durability.POWER else "off"
+    """The ``synchronous_commit`` of every transaction that promises something.
+
+    One that was not waited for is gone as well when the server's processes alone are killed.
+    """
+    return "on" if required >= Durability.PROCESS else "off"
 
 
 async def examine(connection: Connection, shown: str, required: Durability) -> Durability:
@@ -49,8 +59,12 @@ async def examine(connection: Connection, shown: str, required: Durability) -> D
         raise StoreUnavailable(f"{shown} keeps text as {encoding}: use a database with UTF8")
     found = min(required, Durability.POWER) if fsync else min(required, Durability.PROCESS)
     if required >= Durability.REPLICA and fsync and standbys:
+        if not await connection.fetchval(_STANDBYS):
+            raise StoreUnavailable(
+                f"{shown} waits for a standby with each commit (synchronous_standby_names ="
+                f" {standbys!r}), and none of these is connected to it"
+            )
         found = Durability.REPLICA
-    found = max(found, Durability.PROCESS)
     if found < required:
         why = (
             "fsync is off there: turn it on"

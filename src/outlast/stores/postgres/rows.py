@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 __all__ = [
+    "DAMAGE",
     "ENDED",
     "LIVE",
     "LIVE_NAMES",
@@ -24,7 +25,9 @@ __all__ = [
     "job_from",
     "load_opts",
     "opts_of",
+    "plus",
     "sequence",
+    "shown",
     "texts",
 ]
 
@@ -46,6 +49,9 @@ STATES: dict[Status, tuple[int, ...]] = {
 }
 _STATUS = {state: status for status, states in STATES.items() for state in states}
 _INFINITY = float("inf")
+DAMAGE = (ValueError, KeyError, TypeError, msgspec.MsgspecError)
+"""What ``job_from`` raises for a row that nobody of us has written so."""
+_MOST = 2**31 - 2
 
 
 class Opts(Struct, frozen=True, omit_defaults=True):
@@ -105,14 +111,33 @@ def _text(opts: Opts) -> str | None:
 
 
 @lru_cache(maxsize=1024)
-def load_opts(text: str | None) -> Opts:
-    """What ``opts_of`` wrote. Shared: not to be changed."""
+def _loaded(text: str | None) -> Opts:
     return _PLAIN if text is None else _load(text)
 
 
+def load_opts(text: str | None) -> Opts:
+    """What ``opts_of`` wrote, or the usual where that can't be read. Shared: not to be changed.
+
+    One row that was damaged is not to keep others from being recovered, expired or ended.
+    """
+    try:
+        return _loaded(text)
+    except DAMAGE:
+        return _PLAIN
+
+
+def plus(count: str, by: str | int) -> str:
+    """SQL: a column of counts and so many more. One that is as high as can be stays so: else no
+    statement that meets the row could be done for any other."""
+    return f"least({count}, {_MOST}) + {by}"
+
+
 def job_from(row: Sequence[Any], name: tuple[str, str | None], attempt: int = 0) -> Job:
-    """The job of a row, read by ``LIVE`` or ``ENDED``; ``attempt`` is added to what it says."""
-    opts = load_opts(row[6])
+    """The job of a row, read by ``LIVE`` or ``ENDED``; ``attempt`` is added to what it says.
+
+    Raises one of ``DAMAGE`` for a row that was damaged, or written by hand.
+    """
+    opts = _loaded(row[6])
     due, failure, progress = row[10], row[17], row[18]
     return Job(
         id=row[1],
@@ -147,6 +172,18 @@ def job_from(row: Sequence[Any], name: tuple[str, str | None], attempt: int = 0)
         progress=None if progress is None else _load_progress(progress),
         worker=row[19],
     )
+
+
+def shown(row: Sequence[Any], name: tuple[str, str | None]) -> Job:
+    """The same for those who look: one damaged row is not to hide all others from them."""
+    try:
+        return job_from(row, name)
+    except DAMAGE as error:
+        why = Failure(kind="damaged", message=f"its row can't be read ({error})")
+        status = _STATUS[row[3]]
+        return Job(
+            id=row[1], queue=name[0], task=name[1], payload=row[4], status=status, failure=why
+        )
 
 
 def sequence(receipt: bytes) -> int:

@@ -20,7 +20,7 @@ from outlast.limits import check_jobs
 from outlast.store import Durability, Feature
 from outlast.stores.news import ENDED, ROOM, WORK
 from outlast.stores.postgres import ledger, opening, steering, upkeep
-from outlast.stores.postgres.claims import claim, next_due
+from outlast.stores.postgres.claims import bury, claim, next_due
 from outlast.stores.postgres.engine import Engine
 from outlast.stores.postgres.faults import mapped
 from outlast.stores.postgres.joined import Joinable
@@ -37,7 +37,7 @@ from outlast.stores.surface import Served
 from outlast.stores.versions import Versions
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
     from pathlib import Path
 
     from asyncpg import Connection
@@ -112,6 +112,7 @@ class PostgresStore(Stepped, Joinable, Moved, Served[Engine]):
             self._news,
             self._chance.token().hex(),
             opening.commit_mode(self.required),
+            self.required >= Durability.REPLICA,
             self._check,
         )
 
@@ -161,23 +162,34 @@ class PostgresStore(Stepped, Joinable, Moved, Served[Engine]):
             seen = self._news.count(WORK, queues)
             token = self._chance.token()
             found = await claim(turn, token, queues, tasks, limit, lease, worker, newest)
-            if len(found) < limit:
-                self._news.look(WORK, seen)
-            return found
+            return self._claimed(turn, token, found, seen, limit)
 
         async def swift(turn: Turn) -> Sequence[Claim] | None:
             seen = self._news.count(WORK, queues)
             token = self._chance.token()
             found = await claim_swiftly(turn, token, queues, tasks, limit, lease, worker)
-            if found is not None and len(found) < limit:
-                self._news.look(WORK, seen)
-            return found
+            if found is None:
+                return None
+            return self._claimed(turn, token, found, seen, limit)
 
         op: Op[Sequence[Claim]] = Op(work, promised=False, reads=True)
         op.swift = None if newest else swift
         op.revert = _give_back
         op.fenced = True
         return op
+
+    def _claimed(
+        self, turn: Turn, token: bytes, found: list[Claim], seen: Mapping[str, int], limit: int
+    ) -> list[Claim]:
+        """Whoever got less than he asked for has seen all that there is, unless rows are spoilt."""
+        if turn.damaged:
+            work = partial(bury, seqs=turn.damaged, token=token)
+            # Should it fail, they are found again when the lease has run out.
+            with contextlib.suppress(StoreError):
+                self._submit(Op(work, after_reads=True))
+        elif len(found) < limit:
+            self._news.look(WORK, seen)
+        return found
 
     def _settle_op(self, verdicts: Sequence[Verdict]) -> Op[Sequence[Lost]]:
         return Op(verdicts=verdicts)

@@ -28,6 +28,7 @@ _ADD_LINE = (
     " (SELECT 1 FROM @lines WHERE queue = $1 AND task IS NOT DISTINCT FROM $2)"
     " ON CONFLICT (queue, coalesce(task, '')) DO NOTHING"
 )
+_DURABLY = "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL synchronous_commit TO on"
 LOG_INTO = "INSERT INTO @changes (line, ready, delayed, running, done, dead, cancelled)"
 _LOG = (
     f"{LOG_INTO} SELECT * FROM unnest($1::int[], $2::int[], $3::int[], $4::int[], $5::int[],"
@@ -51,14 +52,20 @@ class Lines:
     async def make(
         self, connection: Any, names: Names, wanted: Iterable[tuple[str, str | None]]
     ) -> None:
-        """Have these lines exist. Outside of any transaction: a rollback must not undo it."""
+        """Have these lines exist, by a transaction of its own: a rollback must not undo it.
+
+        Nor may a crash, whatever the role says of its commits: we go on with what we know of them.
+        """
         unknown = {name for name in wanted if name not in self.ids}
         if not unknown:
             return
         await self.load(connection, names)
-        for queue, task in sorted(unknown - self.ids.keys(), key=str):
-            await connection.execute(names[_ADD_LINE], queue, task)
-        if unknown - self.ids.keys():
+        unknown -= self.ids.keys()
+        if unknown:
+            await connection.execute(_DURABLY)
+            for queue, task in sorted(unknown, key=str):
+                await connection.execute(names[_ADD_LINE], queue, task)
+            await connection.execute("COMMIT")
             await self.load(connection, names)
 
 
@@ -77,6 +84,8 @@ class Turn:
         self.mono = mono
         """The time that leases are measured by."""
         self.news: dict[int, set[str]] = {}
+        self.damaged: list[int] = []
+        """Places of rows that were claimed and can't be read."""
         self._deltas: dict[int, list[int]] = {}
 
     async def fetch(self, text: str, *values: Any) -> list[Any]:
@@ -97,10 +106,11 @@ class Turn:
         await self.connection.execute("SELECT pg_advisory_xact_lock($1)", number)
 
     async def name(self, line: int) -> tuple[str, str | None]:
+        """The queue and task of a line; no queue at all if somebody has made the line up."""
         found = self.lines.names.get(line)
         if found is None:
             await self.lines.load(self.connection, self.names)
-            found = self.lines.names[line]
+            found = self.lines.names.get(line, ("", None))
         return found
 
     def tell(self, kind: int, queues: Iterable[str] = ()) -> None:

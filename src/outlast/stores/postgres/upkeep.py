@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from outlast.job import Failure, Lost
 from outlast.stores.news import WORK
 from outlast.stores.postgres.ends import ROW, end, expire, free_lanes
-from outlast.stores.postgres.rows import dump, load_opts, sequence
+from outlast.stores.postgres.rows import dump, load_opts, plus, sequence
 from outlast.stores.postgres.schema import CANCELLED, DEAD, READY, RUNNING, lock_number
 from outlast.stores.postgres.steps import forget, forget_events
 
@@ -39,8 +39,10 @@ _NOTE = (
     " WHERE j.seq = ANY($1::bigint[]) AND j.seq = v.place AND j.receipt = v.token"
 )
 _MARKS = "suspect, crashes, cancel"
+# One of no time at all, or of no end, was written by hand: it would never run out.
 _OVERDUE = (
-    f"SELECT {ROW}, {_MARKS} FROM @jobs WHERE state = 3 AND lease <= $1::float8"
+    f"SELECT {ROW}, {_MARKS} FROM @jobs WHERE state = 3"
+    " AND (lease > $1::float8 AND lease < 'Infinity') IS NOT TRUE"
     " ORDER BY seq LIMIT $2::int FOR UPDATE SKIP LOCKED"
 )
 _OF_WORKER = (
@@ -48,7 +50,8 @@ _OF_WORKER = (
     " ORDER BY seq FOR UPDATE"
 )
 _PUT_BACK = (
-    "UPDATE @jobs j SET state = 1, suspect = v.marked, crashes = j.crashes + v.crashed,"
+    "UPDATE @jobs j SET state = 1, suspect = v.marked,"
+    f" crashes = {plus('j.crashes', 'v.crashed')},"
     " attempt = j.attempt - v.unstarted, failure = coalesce(v.why, j.failure), receipt = NULL,"
     " lease = NULL, worker = NULL FROM unnest($1::bigint[], $2::boolean[], $3::int[], $4::int[],"
     " $5::text[]) AS v(place, marked, crashed, unstarted, why)"

@@ -9,7 +9,7 @@ from outlast.stores.news import ENDED, WORK
 from outlast.stores.postgres.adds import add_following
 from outlast.stores.postgres.ends import MOVED, free_keys, free_lanes
 from outlast.stores.postgres.faults import Careful
-from outlast.stores.postgres.rows import dump, sequence
+from outlast.stores.postgres.rows import dump, plus, sequence
 from outlast.stores.postgres.schema import CANCELLED, DEAD, DONE, READY, RUNNING, WAITING
 from outlast.stores.postgres.steps import forget, sent
 
@@ -35,8 +35,9 @@ _DONE = (
 _GONE = "DELETE FROM @jobs j USING unnest($1::bigint[], $2::bytea[]) AS v(place, token)" + _OURS
 _BACK = (
     "UPDATE @jobs j SET state = v.state, due = CASE WHEN v.delay > 0 THEN $9::float8 + v.delay"
-    " ELSE j.due END, failure = coalesce(v.failure, j.failure), failures = j.failures + v.failed,"
-    " crashes = j.crashes + v.crashed, attempt = j.attempt - v.unstarted,"
+    " ELSE j.due END, failure = coalesce(v.failure, j.failure),"
+    f" failures = {plus('j.failures', 'v.failed')}, crashes = {plus('j.crashes', 'v.crashed')},"
+    " attempt = j.attempt - v.unstarted,"
     " suspect = j.suspect AND v.unstarted = 1, receipt = NULL, lease = NULL, worker = NULL"
     " FROM unnest($1::bigint[], $2::bytea[], $3::smallint[], $4::float8[], $5::text[], $6::int[],"
     " $7::int[], $8::int[]) AS v(place, token, state, delay, failure, failed, crashed, unstarted)"
@@ -50,7 +51,9 @@ _END = (
     + " RETURNING j.*, v.*)"
     f" INSERT INTO @ended ({_COLUMNS}, state, failure, finished_at, gone_at) SELECT "
     + MOVED.format(
-        attempt="attempt - unstarted", failures="failures + failed", crashes="crashes + crashed"
+        attempt="attempt - unstarted",
+        failures=plus("failures", "failed"),
+        crashes=plus("crashes", "crashed"),
     )
     + ", final, coalesce(why, failure), $9::float8, gone FROM d"
 )
