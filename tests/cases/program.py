@@ -8,11 +8,30 @@ import time
 from pathlib import Path
 
 from outlast import Outlast, RetryPolicy, current
+from outlast.clock import SystemClock
 
-__all__ = ["LOG", "NEW_KIND", "app", "make"]
+__all__ = ["CLOCK", "LOG", "NEW_KIND", "FiledClock", "app", "make"]
 
 LOG = "CASES_LOG"
+CLOCK = "CASES_CLOCK"
 NEW_KIND = "CASES_NEW_KIND"
+
+
+class FiledClock:
+    """Stands at the moment that a file names: a case moves the time of all its processes."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.monotonic = SystemClock.monotonic
+        self.sleep = SystemClock.sleep
+
+    def now(self) -> float:
+        return float(self._path.read_text())
+
+    def move(self, moment: float) -> None:
+        new = self._path.with_suffix(".new")
+        new.write_text(repr(moment))
+        new.replace(self._path)
 
 
 def say(what: str) -> None:
@@ -46,8 +65,12 @@ def poison(app: Outlast) -> None:
 
 
 def make(url: str | None = None) -> Outlast:
-    """The program; with ``CASES_NEW_KIND`` in the environment it knows one task more."""
-    app = Outlast(url)
+    """The program; with ``CASES_NEW_KIND`` in the environment it knows one task more.
+
+    With ``CASES_CLOCK`` the time is what the file of that name says.
+    """
+    clock = FiledClock(Path(os.environ[CLOCK])) if CLOCK in os.environ else None
+    app = Outlast(url, clock=clock)
 
     @app.task(name="instant")
     async def instant(number: int = 0) -> int:
