@@ -57,6 +57,13 @@ STORE_BUGS = (
         (f"{REPLAY}[add]",),
     ),
     Bug(
+        "what many callers add is not synced",
+        "stores/sqlite/op.py",
+        "super().__init__(None, True, len(ids)",
+        "super().__init__(None, False, len(ids)",
+        (f"{REPLAY}[add]",),
+    ),
+    Bug(
         "a claim spoils the sync of those that share its commit",
         WRITER,
         "synced = any(op.synced for op in group)",

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 from outlast.errors import EnqueueUncertain
 from outlast.job import Alike
 from outlast.stores.replies import Reply, deliver
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Callable, Iterable, Sequence
 
-    from outlast.job import Job
+    from outlast.job import Added, Job
     from outlast.stores.sqlite.moves import Moves
 
-__all__ = ["Op", "by_model", "by_patience", "fail", "parts_of"]
+    Single: TypeAlias = tuple[
+        Job, asyncio.AbstractEventLoop, asyncio.Future[Sequence[Added]], str, bytes
+    ]
+
+__all__ = ["Op", "Pile", "by_model", "by_patience", "fail", "parts_of", "pile"]
 
 T = TypeVar("T")
 
@@ -55,6 +61,69 @@ class Op(Reply[T]):
         if self.run is not None:
             return self.run(moves)
         return cast("T", moves.add(self.jobs or ()))
+
+    def apart(self) -> Sequence[Op[Any]]:
+        """The calls that it consists of: itself."""
+        return (self,)
+
+
+class Pile(Op["Sequence[Added]"]):
+    """Calls of one loop that each add one job, all like one model: one call for the writer.
+
+    A hundred callers at once are so many in a transaction, and what is done for each of them,
+    step by step on the way there and back, would be a good part of all that is done.
+    """
+
+    __slots__ = ("_replies",)
+
+    def __init__(
+        self,
+        model: Job,
+        replies: Sequence[asyncio.Future[Sequence[Added]]],
+        ids: Sequence[str],
+        payloads: Sequence[bytes],
+    ) -> None:
+        super().__init__(None, True, len(ids), Alike(model, ids, payloads), model)
+        self.reply = replies[0]  # for whoever asks in which loop they wait
+        self._replies = replies
+
+    def resolve(self) -> None:
+        self.reply = None
+        replies, self._replies = self._replies, ()
+        if self.error is None:
+            for reply, answer in zip(replies, self.answer or (), strict=True):
+                if not reply.done():
+                    reply.set_result((answer,))
+            return
+        for reply, job in zip(replies, self.jobs or (), strict=True):
+            if not reply.done():
+                own = isinstance(self.error, EnqueueUncertain)
+                reply.set_exception(
+                    EnqueueUncertain(str(self.error), [job.id]) if own else self.error
+                )
+
+    def apart(self) -> Sequence[Op[Any]]:
+        """One call for each job."""
+        calls = []
+        for reply, job in zip(self._replies, self.jobs or (), strict=True):
+            call: Op[Sequence[Added]] = Op(None, True, 1, (job,), self.model)
+            call.reply = reply
+            calls.append(call)
+        return calls
+
+
+def pile(singles: Sequence[Single]) -> list[Op[Any]]:
+    """Calls that add one job each, in as few as can be."""
+    models, loops, replies, ids, payloads = zip(*singles, strict=True)
+    number = len(singles)
+    if models.count(models[0]) == loops.count(loops[0]) == number:
+        return [Pile(models[0], replies, ids, payloads)]
+    kinds = groupby(sorted(singles, key=_kind), _kind)
+    return [call for _, same in kinds for call in pile(list(same))]
+
+
+def _kind(single: Single) -> tuple[int, int]:
+    return id(single[0]), id(single[1])
 
 
 def by_model(

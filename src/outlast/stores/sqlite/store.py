@@ -17,6 +17,7 @@ import apsw
 
 from outlast import lifeline
 from outlast.errors import StoreError, StoreUnavailable
+from outlast.job import Alike
 from outlast.limits import check_jobs, is_plain
 from outlast.store import Durability, Feature
 from outlast.stores.news import ENDED, ROOM, WORK
@@ -173,24 +174,45 @@ class SqliteStore(Stepped, Joinable, Moved):
     # -- the protocol
 
     async def add(self, jobs: Sequence[Job], capacity: int | None = None) -> Sequence[Added]:
-        writer, op = self._writer, self._add_op(jobs, capacity)
-        loop = asyncio.get_running_loop()
+        model = self._model_of(jobs, capacity)
+        writer, loop = self._writer, asyncio.get_running_loop()
         if writer is None or loop is not self._loop:
             writer = self._writing()
             self._loop = loop
         reply: asyncio.Future[Sequence[Added]] = loop.create_future()
-        op.reply = reply
-        writer.submit(op)
+        if model is not None and len(jobs) == 1:
+            if type(jobs) is Alike:
+                writer.submit((model, loop, reply, jobs.ids[0], jobs.payloads[0]))
+            else:
+                writer.submit((model, loop, reply, jobs[0].id, jobs[0].payload))
+        else:
+            op = self._op_of(jobs, capacity, model)
+            op.reply = reply
+            writer.submit(op)
         return await reply
 
     def _add_op(self, jobs: Sequence[Job], capacity: int | None) -> Op[Sequence[Added]]:
-        model = check_jobs(jobs)
-        if model is not None and model is not self._usual and is_plain(model):
-            self._usual = model
-        if model is not None and model is self._usual and capacity is None:
+        return self._op_of(jobs, capacity, self._model_of(jobs, capacity))
+
+    def _op_of(
+        self, jobs: Sequence[Job], capacity: int | None, model: Job | None
+    ) -> Op[Sequence[Added]]:
+        if model is not None:
             return Op(None, True, len(jobs), jobs, model)
         run = partial(self._adding, jobs=jobs, capacity=capacity)
         return Op(run, True, len(jobs), jobs)
+
+    def _model_of(self, jobs: Sequence[Job], capacity: int | None) -> Job | None:
+        """The model of jobs that are plain and can't be refused."""
+        model = check_jobs(jobs)
+        if model is None or capacity is not None:
+            return None
+        if model is self._usual:
+            return model
+        if not is_plain(model):
+            return None
+        self._usual = model
+        return model
 
     def _adding(self, moves: Moves, jobs: Sequence[Job], capacity: int | None) -> list[Added]:
         seen = {} if capacity is None else self._news.count(ROOM, {job.queue for job in jobs})

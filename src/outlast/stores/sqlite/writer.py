@@ -33,7 +33,7 @@ from outlast.stores.sqlite.forks import Gate
 from outlast.stores.sqlite.log import Log
 from outlast.stores.sqlite.mend import mend
 from outlast.stores.sqlite.moves import Careful, Moves
-from outlast.stores.sqlite.op import by_model, by_patience, fail, parts_of
+from outlast.stores.sqlite.op import by_model, by_patience, fail, parts_of, pile
 from outlast.stores.sqlite.turn import Turn
 from outlast.stores.sqlite.wake import Wake
 
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from outlast.store import Durability
     from outlast.stores.sqlite.files import Ballast, Identity
-    from outlast.stores.sqlite.op import Op
+    from outlast.stores.sqlite.op import Op, Single
 
 __all__ = ["Writer"]
 
@@ -87,7 +87,7 @@ class Writer:
         self._committed = committed
         self._ring = ring
         self._turn = Turn(folder)
-        self._waiting: deque[Op[Any]] = deque()
+        self._waiting: deque[Op[Any] | Single] = deque()
         self._parked: list[Op[Any]] = []
         self._roused = False
         self._wake = Wake()
@@ -113,7 +113,7 @@ class Writer:
 
     # -- for callers
 
-    def submit(self, op: Op[Any]) -> None:
+    def submit(self, op: Op[Any] | Single) -> None:
         """Hand a call over. Raises ``StoreClosed`` or what broke the store; nothing is done."""
         if self._closing:
             raise StoreClosed("the store is closed")
@@ -144,7 +144,9 @@ class Writer:
         fail(parked, StoreClosed("the store is closed"))
         with contextlib.suppress(IndexError):
             while True:
-                fail([self._waiting.popleft()], StoreClosed("the store is closed"))
+                op = self._waiting.popleft()
+                late = pile([op]) if isinstance(op, tuple) else [op]
+                fail(late, StoreClosed("the store is closed"))
 
     # -- the thread
 
@@ -167,6 +169,7 @@ class Writer:
         """What to do next. Last come the calls that waited for what the others may bring."""
         group: list[Op[Any]] = []
         last: list[Op[Any]] = []
+        singles: list[Single] = []
         size = 0
         roused = self._roused
         if roused:
@@ -174,6 +177,10 @@ class Writer:
             last = self._unpark()
         while self._waiting and size < GROUP:
             op = self._waiting.popleft()
+            if isinstance(op, tuple):
+                singles.append(op)
+                size += 1
+                continue
             if op.idle is None:
                 group.append(op)
             elif op.idle() and not roused:
@@ -183,6 +190,8 @@ class Writer:
                 # Who roused may have meant this one, which was on its way here.
                 last.append(op)
             size += op.size
+        if singles:
+            group += pile(singles)
         if roused and self._waiting:
             self._roused = True
         if self._parked and any(op.jobs is not None for op in group):
@@ -401,8 +410,9 @@ class Writer:
 
     def _sort_out(self, group: list[Op[Any]], error: Exception) -> None:
         """One of the calls can't be done: the others are not to suffer for it."""
-        if len(group) > 1:
-            for op in group:
+        calls = [call for op in group for call in op.apart()]
+        if len(calls) > 1:
+            for op in calls:
                 self._serve([op])
         else:
             known = isinstance(error, (apsw.Error, *UNREADABLE))
