@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -12,9 +13,11 @@ from outlast.stores.rabbitmq.letters import read
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from tests.servers import RabbitServer
+
     from outlast.job import Job
 
-__all__ = ["channel", "dead", "take_all"]
+__all__ = ["channel", "dead", "due_at", "take_all"]
 
 
 @contextmanager
@@ -43,3 +46,14 @@ def take_all(url: str, queue: str) -> list[tuple[Job, Any]]:
 def dead(url: str, namespace: str, queue: str = "default") -> list[Job]:
     """The dead of a queue."""
     return [job for job, _ in take_all(url, f"outlast/{namespace}/{queue}!dead")]
+
+
+def due_at(server: RabbitServer, vhost: str, level: int) -> float:
+    """When the one job of a rung goes on from there, as the broker has noted with it."""
+    found = server.evaluate(
+        f'{{ok, Q}} = rabbit_amqqueue:lookup({{resource, <<"{vhost}">>, queue,'
+        f' <<"outlast/delay/{level:02}">>}}), {{ok, {{_, Found}}, _}} = ra:leader_query('
+        "amqqueue:get_pid(Q), fun(State) -> rabbit_fifo:query_peek(1, State) end), Found."
+    )
+    [moment] = re.findall(r"\d{13}", found)
+    return int(moment) / 1000

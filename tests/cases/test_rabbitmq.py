@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections import Counter
 from functools import partial
 from pathlib import Path
@@ -18,7 +19,7 @@ from tests.cases.rig import ROOT, Rig, scaled
 from tests.cases.test_c09_stop_signal import stop_signals
 from tests.cases.test_c36_values import VALUES
 from tests.proof.patience import linger, until
-from tests.rabbit import channel, dead
+from tests.rabbit import channel, dead, due_at
 from tests.servers import RabbitServer, shared
 
 from outlast import Outlast
@@ -213,8 +214,15 @@ def test_c51(rig: BrokerRig, server: RabbitServer) -> None:
 
 
 def test_c22(rig: BrokerRig, server: RabbitServer) -> None:
-    """C22: after a restart of the broker the worker takes no more tasks, or exits."""
+    """C22: after a restart of the broker the worker takes no more tasks, or exits.
+
+    What is due much later (C13) stands where it stood, with what was left of its time there.
+    """
     (first,) = rig.enqueue(("instant", 1))
+    rig.enqueue(("instant", 90), delay=90 * 86400)
+    vhost = rig.url.rpartition("/")[2]
+    due = due_at(server, vhost, 25)
+    assert abs(due - time.time() - 0.125 * 2**25) < 600.0
     worker = rig.start("-c", "2")
     rig.until_ended([first])
     pids = rig.members(worker)
@@ -226,7 +234,9 @@ def test_c22(rig: BrokerRig, server: RabbitServer) -> None:
         ids = rig.enqueue(*[("instant", n) for n in range(10)])
         rig.until_ended(ids)
         assert rig.ends(ids) == [1] * 10
+        assert due_at(server, vhost, 25) == due
     assert rig.members(worker) == pids
+    assert len(rig.said("start")) == 1 + 10 * scaled(5, 1)
 
 
 def _has(confirmed: Sequence[str], many: int) -> bool:

@@ -4,14 +4,13 @@ it comes out."""
 from __future__ import annotations
 
 import asyncio
-import re
 import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from pika.exceptions import ChannelClosedByBroker
 from tests.proof.patience import until
-from tests.rabbit import channel, take_all
+from tests.rabbit import channel, due_at, take_all
 from tests.servers import RabbitServer, shared
 from tests.stores.test_rabbitmq import job
 
@@ -103,14 +102,3 @@ def exists(url: str, name: str) -> bool:
         except ChannelClosedByBroker:
             return False
     return True
-
-
-def due_at(server: RabbitServer, vhost: str, level: int) -> float:
-    """When the one job of a rung goes on from there, as the broker has noted with it."""
-    found = server.evaluate(
-        f'{{ok, Q}} = rabbit_amqqueue:lookup({{resource, <<"{vhost}">>, queue,'
-        f' <<"outlast/delay/{level:02}">>}}), {{ok, {{_, Found}}, _}} = ra:leader_query('
-        "amqqueue:get_pid(Q), fun(State) -> rabbit_fifo:query_peek(1, State) end), Found."
-    )
-    [moment] = re.findall(r"\d{13}", found)
-    return int(moment) / 1000
