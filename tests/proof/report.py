@@ -150,6 +150,11 @@ TITLES = {
         "Each of the reported faults with the counts and waits in which it was reported, one file"
         " of tests/cases after the other (OUTLAST_FULL_CASES=1).",
     ),
+    "bloat": (
+        "An hour of jobs that come and go on PostgreSQL",
+        "At a steady rate, what ended being kept for 20 seconds. A table has grown if it is half as"
+        " large again in the last quarter of the time as it was in the second.",
+    ),
     "sim": (
         "Deterministic simulation",
         "The engine under a seeded event loop with virtual time, and a store that fails.",
@@ -173,6 +178,7 @@ COUNTS = {
     "mutants": ("planted", "caught"),
     "bounds": ("samples",),
     "cases": ("passed", "failed"),
+    "bloat": ("settled",),
     "sim": ("seeds", "dense", "steps", "hours", "years", "acknowledged", "explained", "zombies"),
 }
 WORDS = {
@@ -207,6 +213,7 @@ WORDS = {
     "zombies": "workers that woke up after their lease had gone to somebody else",
     "samples": "samples",
     "loops": "loops over one kind of failure begun",
+    "settled": "jobs that came and went",
     "clean": "of these run until the path went through without reaching the failure",
 }
 
@@ -342,6 +349,8 @@ def _variants(kind: str, lines: Sequence[Line]) -> list[str]:
         return _bounds(lines)
     if kind == "cases":
         return _cases(lines)
+    if kind == "bloat":
+        return _bloat(lines[-1])
     if kind not in ("cut", "cut-postgres", "cut-redis", "cut-rabbit"):
         return []
     by_load: dict[str, list[Line]] = defaultdict(list)
@@ -446,6 +455,17 @@ def _cases(lines: Sequence[Line]) -> list[str]:
         cells = f"{line.number('passed'):g} | {line.number('failed'):g} | {line.seconds / 60:.1f}"
         table.append(f"| {case.upper().replace('_', ' ', 1).replace('_', ' ')} | {cells} |")
     return table
+
+
+def _bloat(line: Line) -> list[str]:
+    """How large each table was."""
+    tables: Any = line.numbers.get("tables", {})
+    heads = "| table | second quarter, at most | last quarter, at most |"
+    return ["", heads, "| --- | --- | --- |"] + [
+        f"| {name} | {early / 1e6:.1f} MB | {late / 1e6:.1f} MB |"
+        for name, (early, late) in tables.items()
+        if late > 1e6
+    ]
 
 
 def write_report(lines: Sequence[Line], page: Path) -> None:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
+from tests.proof.cases import FILES
 from tests.proof.report import Line, read_lines, write_report
 
 if TYPE_CHECKING:
@@ -143,7 +144,9 @@ RIGS: dict[str, Rig] = {
     "calls": Rig("tests.proof.calls", _calls, 1.0),
     "flips": Rig("tests.proof.faults", lambda seed: ["flip-bits"], 0.25),
     "bounds": Rig("tests.proof.bounds", lambda seed: [], 0.25, root=True),
-    "cases": Rig("tests.proof.cases", lambda seed: [], 0.25),
+    "cases": Rig("tests.proof.cases", _variant(tuple(FILES), "--only"), 0.25),
+    # In one piece of an hour: scripts/soak --only bloat --piece 3600
+    "bloat": Rig("tests.proof.bloat", lambda seed: [], 0.0, server="postgres"),
     "mutants": Rig("tests.proof.mutants", lambda seed: [], 1.0),
     "sim": Rig("tests.proof.sim", lambda seed: [], 2.0),
 }
