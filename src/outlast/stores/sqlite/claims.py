@@ -257,8 +257,9 @@ def _read(
         columns = parse_columns(moves.connection.execute(_TAKEN, (token,)).get)
         jobs = alike(columns, moves.names, **more)
         if jobs is not None:
-            receipts = [token + seq.to_bytes(8, "big") for seq in columns[0]]
-            claims += map(Claim, jobs, receipts, [epoch + job.attempt for job in jobs])
+            seqs, attempts = columns[0], columns[7]
+            receipts = [token + seq.to_bytes(8, "big") for seq in seqs]
+            claims += map(Claim, jobs, receipts, [epoch + attempt for attempt in attempts])
             moves.moved(columns[2][0], READY, RUNNING, len(jobs))
             return False
         rows: Sequence[Sequence[Any]] = list(zip(*columns, strict=True))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import zlib
 from functools import lru_cache
+from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -121,10 +122,9 @@ def crc(line: int, identifier: str, payload: bytes, opts: str | None) -> int:
 
 def crcs(line: int, ids: Sequence[str], payloads: Sequence[bytes], opts: str | None) -> list[int]:
     """``crc`` for many jobs."""
-    seed, crc32 = line & 0xFFFFFFFF, zlib.crc32
-    high = 0 if opts is None else _crc_of_opts(opts)
-    pairs = zip(ids, payloads, strict=True)
-    return [high | crc32(payload, crc32(id_.encode(), seed)) for id_, payload in pairs]
+    halves = map(zlib.crc32, map(str.encode, ids), repeat(line & 0xFFFFFFFF))
+    found = map(zlib.crc32, payloads, halves)
+    return list(found if opts is None else map(_crc_of_opts(opts).__or__, found))
 
 
 @lru_cache(maxsize=1024)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from struct import unpack
 from typing import TYPE_CHECKING, Any
 
 from outlast.job import Failure, Lost
@@ -74,7 +75,7 @@ def settle(moves: Moves, verdicts: Sequence[Verdict]) -> list[Lost]:
     if moves.careful:
         verdicts = _held(moves, verdicts, lost)
     batch = _Batch(moves)
-    for verdict in verdicts:
+    for verdict in batch.sort_items(verdicts):
         batch.sort(verdict)
     batch.write()
     return lost
@@ -112,6 +113,38 @@ class _Batch:
         self.then: list[Job] = []
         self.counts: dict[tuple[str, str | None], int] = {}
         self.leaving: dict[tuple[str, str | None], int] = {}
+
+    def sort_items(self, verdicts: Sequence[Verdict]) -> list[Verdict]:
+        """Items of queues that are done, nearly all of which were claimed together; the others."""
+        rest: list[Verdict] = []
+        runs: list[tuple[bytes, str, list[bytes]]] = []
+        token, queue = b"", ""
+        same: list[bytes] = []
+        for verdict in verdicts:
+            claim = verdict.claim
+            job = claim.job
+            if (
+                job.task is not None
+                or verdict.kind != "done"
+                or job.keep != 0
+                or job.key is not None
+                or job.lane is not None
+                or verdict.then
+            ):
+                rest.append(verdict)
+                continue
+            receipt = claim.receipt
+            if job.queue != queue or not receipt.startswith(token) or not same:
+                token, queue, same = receipt[:16], job.queue, []
+                runs.append((token, queue, same))
+            same.append(receipt)
+        for token, queue, same in runs:
+            # Two halves of a token and the number of a row, each.
+            self.left.setdefault(token, []).extend(
+                unpack(f">{3 * len(same)}Q", b"".join(same))[2::3]
+            )
+            self.leaving[queue, None] = self.leaving.get((queue, None), 0) + len(same)
+        return rest
 
     def sort(self, verdict: Verdict) -> None:
         claim = verdict.claim
