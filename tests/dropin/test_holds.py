@@ -17,7 +17,9 @@ def entry(item: Any) -> Entry:
 
 
 @given(
-    st.lists(st.tuples(st.sampled_from(["take", "done", "name"]), st.integers(0, 2)), max_size=60)
+    st.lists(
+        st.tuples(st.sampled_from(["take", "done", "only", "name"]), st.integers(0, 2)), max_size=60
+    )
 )
 def test_the_books_balance(script: list[tuple[str, int]]) -> None:
     """Whatever is called in whatever order: each item is settled once, and no more than calls."""
@@ -35,6 +37,11 @@ def test_the_books_balance(script: list[tuple[str, int]]) -> None:
             said += 1
             if len(mine) == 1:
                 assert mine[0] in done
+            settled += done
+        elif action == "only":
+            done = holds.only()
+            assert done == (held if len(held) == 1 and not holds.counted else [])
+            said += len(done)
             settled += done
         elif action == "name" and held:
             found = holds.find(owner, held[-1].item)
@@ -58,6 +65,7 @@ def test_what_was_counted_before_anything_was_held_is_not_forgotten() -> None:
     one, other = entry(1), entry(2)
     holds.take(one, "a")
     assert holds.covered
+    assert holds.only() == [], "that call was for it"
     holds.take(other, "a")
     assert set(holds.done("a")) == {one, other}
     assert holds.counted == 0

@@ -15,6 +15,8 @@ from tests.fakes import FakeClock
 
 import outlast
 from outlast.errors import ConfigurationError, StoreClosed
+from outlast.queue.waiters import Waiters
+from outlast.stores.sqlite.writer import Writer
 
 
 def make(ours: Queues, maxsize: int = 0, **options: Any) -> outlast.Queue[Any]:
@@ -216,6 +218,27 @@ async def test_get_many_of_its_sisters(ours: Queues) -> None:
     assert got == [2, 1, 3]
 
 
+async def test_puts_of_one_moment_share_a_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = make(Queues("file-group", tmp_path))
+    await queue.put("first")
+    transact, commits = Writer._transact, 0
+
+    def counted(self: Writer, group: list[Any]) -> int:
+        nonlocal commits
+        commits += 1
+        return transact(self, group)
+
+    monkeypatch.setattr(Writer, "_transact", counted)
+    await asyncio.gather(*(queue.put(number) for number in range(100)))
+    assert commits == 1
+    await queue.put("alone")
+    assert commits == 2
+    assert (await queue.depth()).ready == 102
+    await queue.close()
+
+
 async def test_put_many_is_all_or_nothing(ours: Queues) -> None:
     queue = make(ours)
     with pytest.raises(TypeError):
@@ -343,6 +366,38 @@ async def test_a_claim_on_its_way_is_received_by_who_needs_it(
         with pytest.raises(StoreClosed):
             await waiting
         assert [queue.get_nowait() for _ in range(3)] == [1, 2, 3]
+
+
+async def test_few_of_those_who_wait_come_for_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of fifty that wait, the first takes all: it never waits for anything else."""
+    queue = make(Queues("memory-group", tmp_path))
+    stand, stood = Waiters._stand, 0
+
+    def counted(self: Waiters, *arguments: Any) -> None:
+        nonlocal stood
+        stood += 1
+        stand(self, *arguments)
+
+    monkeypatch.setattr(Waiters, "_stand", counted)
+    got: list[int] = []
+
+    async def consume() -> None:
+        while True:
+            got.append(await queue.get())
+            queue.task_done()
+
+    consumers = [asyncio.create_task(consume()) for _ in range(50)]
+    await until(lambda: len(queue._getters) == 50)
+    await queue.put_many(list(range(40)))
+    await until(lambda: len(got) == 40 and len(queue._getters) == 50)
+    assert got == list(range(40))
+    assert stood <= 50 + 10
+    for consumer in consumers:
+        consumer.cancel()
+    await asyncio.wait(consumers)
+    await queue.close()
 
 
 async def test_what_is_taken_ahead_is_bounded(ours: Queues) -> None:

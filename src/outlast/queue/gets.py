@@ -96,6 +96,8 @@ class Gets:
                 raise
             finally:
                 pump.getter_left()
+        if turn.waiter is not None:
+            pump.getter_served()
 
     def _over(self) -> bool:
         """After a shutdown: whether nothing is left. Where that must be awaited, the pump sees."""

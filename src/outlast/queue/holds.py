@@ -60,6 +60,14 @@ class Holds:
         if self._by_value is not None:
             self._by_value.setdefault(id(entry.item), []).append(entry)
 
+    def only(self) -> list[Entry]:
+        """An anonymous call, while just one item is held: whoever calls, it is that one."""
+        if self.size != 1 or self.counted:
+            return []
+        self.size = 0
+        self._by_value = None
+        return self._by_owner.popitem()[1]
+
     def done(self, owner: object) -> list[Entry]:
         """One anonymous call of ``task_done()``: the items that are done by it, if any."""
         mine = self._by_owner.get(owner)

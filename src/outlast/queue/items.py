@@ -10,6 +10,8 @@ from uuid import UUID
 import msgspec
 
 from outlast.codec import ItemCodec
+from outlast.codec.kinds import Misfit
+from outlast.codec.limits import read
 from outlast.errors import CodecError, ConfigurationError, DecodeError, EncodeError
 from outlast.limits import check_name
 
@@ -101,7 +103,10 @@ class PlainCodec:
 
     def decode(self, data: bytes, /) -> Any:
         """The item; ``DecodeError``, which keeps the bytes, if they are not one."""
-        value = self._json.decode(data)
+        try:
+            value = read(data)  # all that the other does with what is sound, in half the steps
+        except Misfit:
+            value = self._json.decode(data)
         if data.find(_TAGGED) < 0:
             return value
         try:

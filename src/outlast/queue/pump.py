@@ -25,6 +25,8 @@ NEWS = 0.5
 """Seconds of waiting for items after which we look for dead processes again."""
 ROOM = (0.02, 0.25)
 """Seconds between looks for room that other processes made: from the first to the last."""
+FOLLOW = 2
+"""Getters that each of those who got an item lets go on, as long as there are items."""
 IDLE = 1.0
 """Seconds without a ``get`` after which the items in memory go back."""
 
@@ -70,6 +72,15 @@ class Pump:
         """Items were claimed by a call that blocks; where there is a loop, it keeps them ours."""
         if _in_a_loop():
             self._line.start_renewing()
+
+    def getter_served(self) -> None:
+        """A getter that had waited is about to take an item: others may follow.
+
+        Were all of them woken at once, a few that never wait for anything else might take all the
+        items, and the others come for nothing.
+        """
+        if self.getters.line and not self._line.each and len(self._line.supply.window) > 1:
+            self.getters.wake(FOLLOW)
 
     def getter_left(self) -> None:
         """A getter goes on: because it was woken, cancelled, or failed."""
@@ -137,7 +148,8 @@ class Pump:
                 if not await self._stays():
                     return
             elif supply.sure():
-                self.getters.wake(supply.window.ready())
+                # With "each" all at once, as asyncio's: there each round of the loop counts.
+                self.getters.wake(supply.window.ready() if line.each else FOLLOW)
             else:
                 await self._fetch()
 

@@ -259,7 +259,7 @@ class Queue(asyncio.Queue[T]):
         elif line.unfinished <= 0:
             raise ValueError("task_done() called too many times")
         else:
-            self._gets.done(line.holds.done(self._caller()))
+            self._gets.done(line.holds.only() or line.holds.done(self._caller()))
 
     async def join(self) -> None:
         """Wait until every item was taken out and is done, in all processes, and durably so."""

@@ -114,7 +114,7 @@ class Supply:
         """Whether an item can be handed out at once."""
         window = self.window
         if window.settled:
-            return window.sure()
+            return len(window) > 0
         if self._clock.monotonic() - self._landed > SURE_FOR:
             window.doubt()
         return window.sure()

@@ -12,24 +12,23 @@ from collections import deque
 from heapq import heapify, heappop, heappush, nlargest
 from typing import TYPE_CHECKING, Any, Protocol
 
+from msgspec import Struct
+
+from outlast.job import Claim
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
-
-    from outlast.job import Claim
 
 __all__ = ["Entry", "Fifo", "Lifo", "Ranked", "Window"]
 
 
-class Entry:
+class Entry(Struct, eq=False):
     """One claimed item. ``paid``: it has left the store already, and lives only here."""
 
-    __slots__ = ("claim", "item", "owner", "paid")
-
-    def __init__(self, claim: Claim, item: Any) -> None:
-        self.claim = claim
-        self.item = item
-        self.owner: object = None
-        self.paid = False
+    claim: Claim
+    item: Any
+    owner: object = None
+    paid: bool = False
 
 
 class Window(Protocol):
@@ -42,7 +41,8 @@ class Window(Protocol):
     newest: bool
     """Whether claims take what was added last."""
     settled: bool
-    """Whether nothing that is added later can come before what is here."""
+    """Whether nothing that is added later can come before what is here: ``sure`` says no more
+    than whether there is anything."""
 
     def __len__(self) -> int: ...
 
@@ -83,35 +83,25 @@ class Window(Protocol):
         ...
 
 
-class Fifo:
+class Fifo(deque["Entry"]):
     """First in, first out. Whatever is added later comes later."""
 
     newest = False
     settled = True
 
-    def __init__(self) -> None:
-        self._entries: deque[Entry] = deque()
-
-    def __len__(self) -> int:
-        return len(self._entries)
-
-    def __iter__(self) -> Iterator[Entry]:
-        return iter(self._entries)
+    pop = deque.popleft
 
     def sure(self) -> bool:
-        return bool(self._entries)
+        return bool(self)
 
     def ready(self) -> int:
-        return len(self._entries)
-
-    def pop(self) -> Entry:
-        return self._entries.popleft()
+        return len(self)
 
     def begin(self) -> None:
         """Nothing that is added later matters."""
 
     def land(self, entries: Sequence[Entry], *, full: bool) -> None:
-        self._entries.extend(entries)
+        self.extend(entries)
 
     def outside(self, rank: bytes) -> None:
         """It comes later, or was here and is to come later."""
@@ -120,7 +110,7 @@ class Fifo:
         """There is none."""
 
     def spill(self, bound: int) -> list[Entry]:
-        over = [self._entries.pop() for _ in range(len(self._entries) - bound)]
+        over = [deque.pop(self) for _ in range(len(self) - bound)]
         over.reverse()
         return over
 
