@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, Any
 import pika
 import pytest
 from msgspec.structs import replace
+from pika.exceptions import ChannelClosedByBroker
 from tests.contrib.beside.pair import PATIENCE, ROOT, Failed, Producer
 from tests.proof.patience import until
 from tests.servers import RabbitServer, shared
 
 from outlast import Outlast, RetryPolicy, Status
+from outlast.contrib.celery.beside import rabbit
 from outlast.contrib.celery.beside.canvas import Result
 from outlast.contrib.celery.beside.rabbit import CONTROL, RabbitBroker, RpcBackend
 
@@ -174,12 +176,76 @@ async def test_what_was_taken_and_not_settled_comes_again(server: RabbitServer) 
     await third.close()
 
 
+def publish(server: RabbitServer, queue: str, *ids: str) -> None:
+    with pika.BlockingConnection(pika.URLParameters(server.url())) as connection:
+        for id_ in ids:
+            properties = pika.BasicProperties(headers={"task": "add", "id": id_})
+            connection.channel().basic_publish("", queue, b"[[1, 2], {}, {}]", properties)
+
+
+async def taken(broker: RabbitBroker, queues: list[str], count: int) -> list[str]:
+    """The ids of so many messages, each acknowledged with what came along with it."""
+    found: list[str] = []
+    async with asyncio.timeout(PATIENCE):
+        while len(found) < count:
+            some = await broker.take(queues, 100)
+            found += [str(one.parcel.headers["id"]) for one in some if one.parcel is not None]
+            if some:
+                await broker.settle(some)
+    return found
+
+
+async def test_a_queue_that_is_refused_costs_no_message_of_another(server: RabbitServer) -> None:
+    """What had been taken was dropped unstored, and then acknowledged along with the next."""
+    broker = RabbitBroker(server.url(), {})
+    with pika.BlockingConnection(pika.URLParameters(server.url())) as connection:
+        connection.channel().queue_declare("anothers", exclusive=True)
+        publish(server, "quorum", "1", "2", "3")
+        async with asyncio.timeout(PATIENCE):
+            await broker.take(["quorum"], 0)
+            while len(broker._lines["quorum"].ready) < 3:
+                await broker.take(["quorum"], 0)
+        found = await taken(broker, ["quorum", "anothers"], 3)
+        publish(server, "quorum", "4")
+        found += await taken(broker, ["quorum", "anothers"], 1)
+    await broker.close()
+    assert found == ["1", "2", "3", "4"]
+
+
+async def test_a_queue_that_is_deleted_and_made_anew_is_consumed_again(
+    server: RabbitServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The broker then ends the consumer, and neither the channel nor the connection."""
+    monkeypatch.setattr(rabbit, "ABSENT", 0.1)
+    broker = RabbitBroker(server.url(), {})
+    with pika.BlockingConnection(pika.URLParameters(server.url())) as connection:
+        channel = connection.channel()
+        channel.queue_declare("remade", durable=True)
+        publish(server, "remade", "1")
+        assert await taken(broker, ["remade"], 1) == ["1"]
+        channel.queue_delete("remade")
+        channel.queue_declare("remade", durable=True)
+        publish(server, "remade", "2")
+        assert await taken(broker, ["remade"], 1) == ["2"]
+        channel.queue_delete("remade")
+    await broker.close()
+
+
 @pytest.fixture
 def producer(server: RabbitServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Producer]:
     monkeypatch.setenv("BACKEND", "rpc://")
     producer = Producer(server.url(), QUEUES=QUEUES, task_default_queue="ranked")
     yield producer
     producer.close()
+
+
+def is_there(server: RabbitServer) -> bool:
+    with pika.BlockingConnection(pika.URLParameters(server.url())) as connection:
+        try:
+            connection.channel().exchange_declare(CONTROL, passive=True)
+        except ChannelClosedByBroker:
+            return False
+    return True
 
 
 @pytest.mark.parametrize("known", [True, False], ids=["there", "made"])
@@ -197,6 +263,9 @@ async def test_what_celery_revokes_is_heard(
         return await asyncio.to_thread(producer.ask, **asked)
 
     async with app.worker():
+        if not known:
+            # Before Celery's producer says anything: it would make the exchange itself.
+            await asyncio.to_thread(until, lambda: is_there(server), PATIENCE, "the exchange")
         later = await asyncio.to_thread(
             producer.send, "add", 1, 2, options={"countdown": 3600, "priority": 1}
         )

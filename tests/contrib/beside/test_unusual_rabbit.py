@@ -32,7 +32,7 @@ JSON = {"content_type": "application/json", "content_encoding": "utf-8"}
 # What is said beside the body; a message has the name of the case as its id, unless it says one.
 RUN: dict[str, tuple[bytes, dict[str, Any], dict[str, Any]]] = {
     "no id but a correlation": (ARGS, {"id": None}, JSON | {"correlation_id": "by-correlation"}),
-    "no id at all": (ARGS, {"id": None}, JSON),
+    "no id at all": (ARGS, {"id": None, "far": 1 << 40}, JSON),
     "nothing about its type": (ARGS, {}, {}),
     "a charset in its type": (ARGS, {}, {"content_type": "application/json; charset=utf-8"}),
     "another charset": ('[[1, 2], {}, {"é": null}]'.encode("latin-1"), {},

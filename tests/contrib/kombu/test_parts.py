@@ -168,6 +168,13 @@ def test_no_number_is_counted_twice(shelf: Shelf) -> None:
     assert [shelf.count("over", 0.0) for _ in range(2)] == [1, 1]
 
 
+def test_what_is_counted_once_has_its_number_for_good(shelf: Shelf) -> None:
+    assert [shelf.count("n", 60.0, once) for once in ("a", "b", "a", "c", "b")] == [1, 2, 1, 3, 2]
+    assert shelf.count("n") == 4
+    assert shelf.count("n", 0.0, "over") == 5
+    assert shelf.count("n", 60.0, "over") == 6, "its number had passed away"
+
+
 def test_two_open_it_at_once(store: Any) -> None:
     found: list[Shelf] = []
     threads = [threading.Thread(target=lambda: found.append(shelf_of(store))) for _ in range(4)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import threading
 from typing import TYPE_CHECKING
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from outlast.store import Store
 
 __all__ = ["Ear"]
+
+_log = logging.getLogger(__name__)
 
 LOOK = 1.0
 """Seconds after which a consumer looks by itself, whatever was heard."""
@@ -90,6 +93,10 @@ class Ear:
                 try:
                     runner.run(self._store.wait(self._queues, LOOK))
                 except StoreError:
+                    self._closing.wait(TROUBLE)
+                except Exception:
+                    # Nobody would look any more if this thread ended.
+                    _log.exception("the store can't be listened to")
                     self._closing.wait(TROUBLE)
                 self._tell()
 

@@ -33,6 +33,8 @@ SCAN = 0.25
 """Seconds between two looks for dead processes of this machine."""
 RECOVER, TIDY, PRUNE = 1.0, 2.5, 5.0
 BITE, RECOVER_BITE = 200, 500
+AT_ONCE = 1.0
+"""Seconds for which one round of pruning goes on."""
 LINGER = 0.01
 """Seconds that an ack waits for others to be stored with it."""
 BATCH = 2000
@@ -185,10 +187,15 @@ class Hands:
                 while self._verdicts:
                     self._settle()
                 failures = 0
-            except StoreError as error:
+            except Exception as error:
+                # Whatever it is: a thread that ended would leave all that is acknowledged unstored.
                 pause = PAUSES[min(failures, len(PAUSES) - 1)]
                 failures += 1
-                _log.warning("%d messages can't be settled yet: %s", len(self._verdicts), error)
+                unknown = None if isinstance(error, StoreError) else error
+                _log.warning(
+                    "%d messages can't be settled yet: %s", len(self._verdicts), error,
+                    exc_info=unknown,
+                )  # fmt: skip
                 self._settle_now.set()
                 self._closing.wait(pause)
 
@@ -207,6 +214,9 @@ class Hands:
                     except StoreError as error:
                         # Whoever consumes hears of it as well, and says what to do.
                         _log.warning("upkeep has to wait: %s", error)
+                    except Exception:
+                        # Such as a disk that fails. The other duties are to be done nevertheless.
+                        _log.exception("upkeep has to wait")
                     due[duty] = self._clock.monotonic() + pause
 
     def _bury(self) -> None:
@@ -223,8 +233,11 @@ class Hands:
         finish(self._store.recover(RECOVER_BITE))
 
     def _prune(self) -> None:
-        while finish(self._store.prune(BITE)) >= BITE and not self._closing.is_set():
-            pass
+        # Not all at once, if it is much: leases have to be renewed meanwhile.
+        until = self._clock.monotonic() + AT_ONCE
+        while finish(self._store.prune(BITE)) >= BITE:
+            if self._closing.is_set() or self._clock.monotonic() >= until:
+                return
 
     def _renew(self) -> None:
         with self._lock:

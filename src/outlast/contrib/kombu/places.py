@@ -20,6 +20,8 @@ __all__ = ["Places"]
 
 BRIEF = 300.0
 """Seconds that a queue outlives its consumer, if it is to end with it and doesn't say when."""
+MOST = 10_000
+"""Queues of which it is remembered how long their messages live."""
 
 
 class Places:
@@ -61,6 +63,8 @@ class Places:
             options = self.queue(name)
             if options is None:
                 return None  # nobody has declared it yet
+            if len(self._times) >= MOST:
+                self._times.clear()  # queues for replies come and go
             milliseconds = (options.get("arguments") or {}).get("x-message-ttl")
             self._times[name] = None if milliseconds is None else float(milliseconds) / 1000
         return self._times[name]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 from celery.backends.base import KeyValueStoreBackend
@@ -70,10 +71,16 @@ class OutlastResults(KeyValueStoreBackend):
         self._shelf.put({_name(key): data}, self.expires or None)
 
     def delete(self, key: str | bytes) -> None:
-        self._shelf.drop([_name(key)])
+        name = _name(key)
+        if name.startswith(_name(self.chord_keyprefix)):
+            # The count of a chord whose body was sent. A part of it may yet be run again.
+            self._shelf.put({_over(name): b""}, self.expires or None)
+        self._shelf.drop([name])
 
     def incr(self, key: str | bytes) -> int:
-        return self._shelf.count(_name(key), self.expires or None)
+        name, part = _name(key), _part.get()
+        once = None if part is None else f"{name} part {part}"
+        return self._shelf.count(name, self.expires or None, once)
 
     def expire(self, key: str | bytes, value: float) -> None:
         self._shelf.keep([_name(key)], value)
@@ -85,13 +92,21 @@ class OutlastResults(KeyValueStoreBackend):
     def on_chord_part_return(self, request: Any, state: Any, result: Any, **kwargs: Any) -> None:
         """Count the tasks of groups inside the header as well, where Celery counts the groups.
 
-        It would wait in the worker for results that perhaps need this very worker.
+        It would wait in the worker for results that perhaps need this very worker. And count each
+        once: one that ran again, since its worker died, has the number that it had before.
         """
         if request.group and request.chord:
-            size = self._shelf.get([self._size_of(request.group)])[0]
+            over = _over(_name(self.get_key_for_chord(request.group)))
+            size, ended = self._shelf.get([self._size_of(request.group), over])
+            if ended is not None:
+                return
             if size is not None:
                 request.chord["chord_size"] = int(size)
-        super().on_chord_part_return(request, state, result, **kwargs)
+        token = _part.set(request.id)
+        try:
+            super().on_chord_part_return(request, state, result, **kwargs)
+        finally:
+            _part.reset(token)
 
     def _size_of(self, group_id: str) -> str:
         return _name(self.get_key_for_group(group_id, ".size"))
@@ -111,6 +126,14 @@ class OutlastResults(KeyValueStoreBackend):
             # header says more than the ChordError that it has led to.
             on_interval()
         return meta
+
+
+_part: ContextVar[str | None] = ContextVar("outlast.celery.part", default=None)
+"""The task whose end is being counted."""
+
+
+def _over(name: str) -> str:
+    return f"{name} over"
 
 
 def _name(key: str | bytes) -> str:

@@ -61,9 +61,12 @@ class PostgresShelf:
         """Store all of these or none, in place of what has these keys."""
         self._do(partial(_put, values=values, ttl=ttl))
 
-    def count(self, key: str, ttl: float | None = None) -> int:
-        """One more than the last time, from 1 on; the same number is never answered twice."""
-        return self._do(partial(_count, key=key, ttl=ttl))
+    def count(self, key: str, ttl: float | None = None, once: str | None = None) -> int:
+        """One more than the last time, from 1 on; the same number is never answered twice.
+
+        Under the key ``once`` the number is kept, and answered again to whoever repeats it.
+        """
+        return self._do(partial(_count, key=key, ttl=ttl, once=once))
 
     def keep(self, keys: Sequence[str], ttl: float | None) -> None:
         """Let those that are still there, and would pass away, last from now on for ``ttl``."""
@@ -115,8 +118,15 @@ async def _put(turn: Turn, values: Mapping[str, bytes], ttl: float | None) -> No
     )
 
 
-async def _count(turn: Turn, key: str, ttl: float | None) -> int:
-    return int(await turn.connection.fetchval(turn.names[_COUNT], key, _until(turn, ttl), turn.now))
+async def _count(turn: Turn, key: str, ttl: float | None, once: str | None) -> int:
+    if once is not None:
+        (counted,) = await _get(turn, [once])
+        if counted is not None:
+            return int(counted)
+    row = await turn.connection.fetchval(turn.names[_COUNT], key, _until(turn, ttl), turn.now)
+    if once is not None:
+        await _put(turn, {once: bytes(row)}, ttl)
+    return int(row)
 
 
 async def _keep(turn: Turn, keys: Sequence[str], ttl: float | None) -> None:

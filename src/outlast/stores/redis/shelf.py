@@ -20,8 +20,8 @@ T = TypeVar("T")
 class RedisShelf:
     """As ``SqliteShelf``; times are by the server's clock.
 
-    Counting is not repeated by itself when an answer is lost, since it may have been done: that
-    raises ``StoreUnavailable``.
+    Counting without ``once`` is not repeated by itself when an answer is lost, since it may have
+    been done: that raises ``StoreUnavailable``.
     """
 
     def __init__(self, store: RedisStore) -> None:
@@ -31,9 +31,13 @@ class RedisShelf:
         """Store all of these or none, in place of what has these keys."""
         self._do(_nothing, "put", _life(ttl), *(part for pair in values.items() for part in pair))
 
-    def count(self, key: str, ttl: float | None = None) -> int:
-        """One more than the last time, from 1 on; the same number is never answered twice."""
-        return self._do(int, "count", key, _life(ttl), repeatable=False)
+    def count(self, key: str, ttl: float | None = None, once: str | None = None) -> int:
+        """One more than the last time, from 1 on; the same number is never answered twice.
+
+        Under the key ``once`` the number is kept, and answered again to whoever repeats it.
+        """
+        last = () if once is None else (once,)
+        return self._do(int, "count", key, _life(ttl), *last, repeatable=once is not None)
 
     def keep(self, keys: Sequence[str], ttl: float | None) -> None:
         """Let those that are still there, and would pass away, last from now on for ``ttl``."""

@@ -66,9 +66,12 @@ class SqliteShelf:
         """Store all of these or none, in place of what has these keys."""
         self._do(partial(_put, values=values, ttl=ttl))
 
-    def count(self, key: str, ttl: float | None = None) -> int:
-        """One more than the last time, from 1 on; the same number is never answered twice."""
-        return self._do(partial(_count, key=key, ttl=ttl))
+    def count(self, key: str, ttl: float | None = None, once: str | None = None) -> int:
+        """One more than the last time, from 1 on; the same number is never answered twice.
+
+        Under the key ``once`` the number is kept, and answered again to whoever repeats it.
+        """
+        return self._do(partial(_count, key=key, ttl=ttl, once=once))
 
     def keep(self, keys: Sequence[str], ttl: float | None) -> None:
         """Let those that are still there, and would pass away, last from now on for ``ttl``."""
@@ -118,9 +121,17 @@ def _put(moves: Moves, values: Mapping[str, bytes], ttl: float | None) -> None:
         moves.connection.execute(_PUT, (moves.space, key, value, until))
 
 
-def _count(moves: Moves, key: str, ttl: float | None) -> int:
-    values = (moves.space, key, _until(moves, ttl), moves.clock.now())
-    return int(moves.connection.execute(_COUNT, values).get)
+def _count(moves: Moves, key: str, ttl: float | None, once: str | None) -> int:
+    now = moves.clock.now()
+    if once is not None:
+        counted = moves.connection.execute(_GET, (moves.space, once, now)).get
+        if counted is not None:
+            return int(counted)
+    values = (moves.space, key, _until(moves, ttl), now)
+    number = int(moves.connection.execute(_COUNT, values).get)
+    if once is not None:
+        _put(moves, {once: b"%d" % number}, ttl)
+    return number
 
 
 def _keep(moves: Moves, keys: Sequence[str], ttl: float | None) -> None:

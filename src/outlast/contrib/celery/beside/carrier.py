@@ -80,6 +80,9 @@ class Broker(Protocol):
 class Backend(Protocol):
     """Where results are expected."""
 
+    keeps_ends: bool
+    """Whether a state that comes late never takes the place of an end."""
+
     async def store(self, results: Sequence[Result], sizes: Sequence[Size]) -> None:
         """Write results and tell those who wait; and the sizes of chords that begin."""
         ...

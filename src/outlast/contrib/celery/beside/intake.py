@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from typing import TYPE_CHECKING
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
     from outlast.contrib.celery.beside.carrier import Broker, Taken
     from outlast.contrib.celery.beside.road import Road
-    from outlast.job import Job
+    from outlast.job import Added, Job
     from outlast.store import Store
 
 __all__ = ["Intake"]
@@ -34,6 +35,9 @@ SOON, LATE = 0.01, 0.1
 SWEEP = 2.0
 PAGE = 100
 PAGES = 10
+WHOLE, SHARE = 30.0, 20
+"""Seconds between two looks at all that ended badly; more, so that they take no more than a part in
+so many of the time."""
 PAST = 25 * DAY
 
 
@@ -48,6 +52,8 @@ class Intake:
         self._task: asyncio.Task[None] | None = None
         self._looked: float | None = None
         self._counts: dict[str, tuple[int, int]] = {}
+        self._changed: set[str] = set()
+        self._whole_at = 0.0
         self._revoking = Revoking(road, broker)
 
     def start(self) -> None:
@@ -93,9 +99,10 @@ class Intake:
         try:
             await self._store(store, taken)
         except EnqueueUncertain:
-            # It stays noted as ours, and is taken anew: if it is stored, by its id.
+            # It stays in our hands to the end, and whoever takes it then knows it by its id.
             raise
-        except OutlastError:
+        except Exception:
+            # Whatever it was: what is left over would be acknowledged along with the next.
             await self._broker.give_back(taken)
             raise
         await self._broker.settle(taken)
@@ -117,15 +124,33 @@ class Intake:
 
     async def _store(self, store: Store, taken: Sequence[Taken]) -> None:
         jobs = [self._revoking.arriving(self._road.jobs.of(one)) for one in taken]
-        added = await store.add(jobs)
+        added, repeated = await self._add(store, jobs)
         for one, job, answer in zip(taken, jobs, added, strict=True):
             if not answer.created:
-                await self._again(store, one, job)
+                await self._again(store, one, job, repeated and not answer.conflict)
 
-    async def _again(self, store: Store, taken: Taken, job: Job) -> None:
-        """The id is taken: by this very message, or by another call that was given the same."""
+    async def _add(self, store: Store, jobs: Sequence[Job]) -> tuple[Sequence[Added], bool]:
+        """Store these, and do it again while nobody knows whether they are. And whether it was."""
+        unsure: EnqueueUncertain | None = None
+        while True:
+            try:
+                return await store.add(jobs), unsure is not None
+            except EnqueueUncertain as error:
+                unsure = error
+            except OutlastError:
+                if unsure is None:
+                    raise
+            if self._stopping:
+                raise unsure
+            await self._clock.sleep(LATE)
+
+    async def _again(self, store: Store, taken: Taken, job: Job, mine: bool) -> None:
+        """The id is taken: by this very message, or by another call that was given the same.
+
+        ``mine``: it is what we stored ourselves a moment ago, and were not told.
+        """
         if taken.delivery is None:
-            if taken.again:
+            if taken.again or mine:
                 return
             other = replace(job, id=self._road.other_id(job.id, None))
         else:
@@ -133,28 +158,40 @@ class Intake:
             if known is not None and known.headers.get(DELIVERY) == taken.delivery:
                 return
             other = replace(job, id=self._road.other_id(job.id, taken.delivery))
-        await store.add([other])
+        await self._add(store, [other])
 
     async def _sweep(self) -> None:
         """Tell of jobs that died with their worker, were cancelled, or expired."""
         store = self._road.app.store
-        ledger = ledger_of(store)
+        began = self._clock.monotonic()
+        whole = began >= self._whole_at
         for line in self._road.lines:
             depth = await store.depth(line)
             counts = (depth.dead, depth.cancelled)
-            if self._counts.get(line, (0, 0)) == counts:
+            if self._counts.get(line, (0, 0)) != counts:
+                self._changed.add(line)
+            elif not whole or line not in self._changed:
                 continue
-            last: str | None = None
-            # All of them once, and then the newest: these are the ones that are news.
-            for _ in range(PAGES if line in self._counts else 1_000_000):
-                found = await ledger.find(
-                    status=(Status.DEAD, Status.CANCELLED), queue=line, after=last, limit=PAGE
-                )
-                await self._tell(store, found)
-                if len(found) < PAGE:
-                    break
-                last = found[-1].id
+            await self._look(store, line, whole)
             self._counts[line] = counts
+        if whole:
+            now = self._clock.monotonic()
+            self._whole_at = now + max(WHOLE, SHARE * (now - began))
+
+    async def _look(self, store: Store, line: str, whole: bool) -> None:
+        """The newest ones, which mostly are the news; now and then all, for one that is old."""
+        last: str | None = None
+        for page in itertools.count(1):
+            found = await ledger_of(store).find(
+                status=(Status.DEAD, Status.CANCELLED), queue=line, after=last, limit=PAGE
+            )
+            await self._tell(store, found)
+            if len(found) < PAGE:
+                self._changed.discard(line)
+                return
+            if not whole and page >= PAGES:
+                return
+            last = found[-1].id
 
     async def _tell(self, store: Store, found: Sequence[Job]) -> None:
         oldest = self._clock.now() - PAST
@@ -164,5 +201,8 @@ class Intake:
             if (job.task or "").startswith("celery:") and (job.finished_at or 0.0) > oldest
             for end in self._road.ending_of(job)
         ]
-        if ends:
-            await store.add(ends)
+        # Most were told when they ended.
+        known = await ledger_of(store).get([end.id for end in ends]) if ends else ()
+        news = [end for end, told in zip(ends, known, strict=True) if told is None]
+        if news:
+            await store.add(news)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import logging
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,8 @@ DELIVERY = "celery-delivery"
 """The header in which a job carries what tells its message from any other."""
 TAIL = 24
 """Characters that are kept free at the end of an id, for the jobs that follow from it."""
+
+log = logging.getLogger(__name__)
 
 _encode = msgspec.json.Encoder().encode
 _PLAIN = re.compile(r"[A-Za-z0-9_.:-]{1,100}")
@@ -89,6 +92,10 @@ class Jobs:
             return job
         except (Refused, ConfigurationError, CodecError) as error:
             return self._tell(taken, call, str(error))
+        except Exception as error:
+            # One message that nobody thought of must not keep those beside it from coming in.
+            log.exception("a message of Celery's could not be read")
+            return self._tell(taken, call, f"it can't be read: {type(error).__name__}: {error}")
 
     def of_call(self, call: Call) -> Job:
         """Raises ``Refused`` or ``CodecError`` if it could not be run to its end."""

@@ -60,7 +60,7 @@ class _Publisher:
         self._waiting: dict[int, asyncio.Future[None]] = {}
         self._by_id: dict[str, asyncio.Future[None]] = {}
         self._sent = 0
-        self._dialing = asyncio.Lock()
+        self._dialing, self._opening = asyncio.Lock(), asyncio.Lock()
 
     async def link(self) -> Link:
         """The connection, made anew if it has ended. Raises our errors."""
@@ -71,23 +71,17 @@ class _Publisher:
             return self._link
 
     async def channel(self) -> Channel:
-        link = await self.link()
-        if self._channel is None or self._channel.closed.done():
-            self._fail(StoreUnavailable(f"{self.shown}: the connection was lost"))
-            channel = await link.channel()
-            channel.raw.add_on_return_callback(self._on_return)
-            await channel.ask(channel.raw.confirm_delivery, self._on_confirm)
-            self._sent = 0
-            self._channel = channel
-        return self._channel
-
-    def say(self, channel: Channel, letter: tuple[str, bytes, pika.BasicProperties]) -> None:
-        """Publish now, without waiting to hear what became of it."""
-        try:
-            channel.raw.basic_publish("", *letter)
-            self._sent += 1
-        except AMQPError as error:
-            raise mapped(error, self.shown) from error
+        # One at a time: confirms are known by their numbers, which begin anew on each channel.
+        async with self._opening:
+            link = await self.link()
+            if self._channel is None or self._channel.closed.done():
+                self._fail(StoreUnavailable(f"{self.shown}: the connection was lost"))
+                channel = await link.channel()
+                channel.raw.add_on_return_callback(self._on_return)
+                await channel.ask(channel.raw.confirm_delivery, self._on_confirm)
+                self._sent = 0
+                self._channel = channel
+            return self._channel
 
     async def publish(
         self, messages: Iterable[tuple[str, bytes, pika.BasicProperties]], *, mandatory: bool
@@ -175,14 +169,19 @@ class _Line:
         """Consume it as it is. It is not declared: if it isn't there, it is asked for later."""
         self.ready.clear()
         channel = await link.channel()
+        # The broker ends it when the queue is deleted; it is asked for anew as soon as it is back.
+        channel.raw.add_on_cancel_callback(lambda _: channel.raw.close())
         try:
             await channel.ask(channel.raw.basic_qos, prefetch_count=PREFETCH)
             await channel.ask(channel.raw.basic_consume, self.name, self._on_message)
         except AMQPError as error:
             self.absent_until = asyncio.get_running_loop().time() + ABSENT
-            if getattr(error, "reply_code", None) != 404:
+            if link.closed.done():
                 raise mapped(error, shown) from error
-            log.warning("%s: there is no queue %r yet; Celery declares its own", shown, self.name)
+            why = "there is no such queue yet; Celery declares its own"
+            if getattr(error, "reply_code", None) != 404:
+                why = str(mapped(error, shown))
+            log.warning("%s: nothing comes from queue %r: %s", shown, self.name, why)
             return
         self.channel = channel
 
@@ -238,6 +237,7 @@ class RabbitBroker:
     def __init__(self, url: str, options: Mapping[str, Any]) -> None:
         self._publisher = _Publisher(url)
         self._lines: dict[str, _Line] = {}
+        self._turn = 0
         self._clock = SystemClock()
 
     def priority(self, given: int | None) -> int:
@@ -246,11 +246,15 @@ class RabbitBroker:
     async def take(
         self, queues: Sequence[str], limit: int, left: float | None = None
     ) -> Sequence[Taken]:
-        taken: list[Taken] = []
-        for name in queues:
-            line = self._lines.setdefault(name, _Line(name))
+        lines = [self._lines.setdefault(name, _Line(name)) for name in queues]
+        for line in lines:
             if not line.is_open and asyncio.get_running_loop().time() >= line.absent_until:
                 await line.open(await self._publisher.link(), self._publisher.shown)
+        # From here on nothing may fail: the ack of a later one would be one of these as well.
+        self._turn += 1
+        first = self._turn % len(lines)
+        taken: list[Taken] = []
+        for line in (*lines[first:], *lines[:first]):
             while line.ready and len(taken) < limit:
                 taken.append(line.ready.popleft())
         if not taken:
@@ -340,6 +344,8 @@ def _answers(
 class RpcBackend:
     """``rpc://``: results are messages to whoever waits. It can't count the parts of a chord."""
 
+    keeps_ends = False
+
     def __init__(self, url: str) -> None:
         self._publisher = _Publisher(url)
         self._ended: dict[str, None] = {}
@@ -353,11 +359,9 @@ class RpcBackend:
         await self._publisher.publish(_answers(results), mandatory=False)
 
     async def note(self, results: Sequence[Result]) -> None:
-        # Whoever looks sees the last message, so what is late is left out: nothing is sent anew,
-        # and nothing after the end.
-        channel = await self._publisher.channel()
-        for letter in _answers([one for one in results if one.id not in self._ended]):
-            self._publisher.say(channel, letter)
+        # Whoever looks sees the last message, so nothing is told after an end.
+        news = [one for one in results if one.id not in self._ended]
+        await self._publisher.publish(_answers(news), mandatory=False)
 
     async def part(self, part: Part) -> tuple[Sequence[Any], Any] | None:
         log.error(

@@ -330,6 +330,8 @@ class RedisBroker:
 class RedisBackend:
     """``options`` are Celery's ``result_backend_transport_options``, as far as they name keys."""
 
+    keeps_ends = True
+
     def __init__(self, url: str, expires: float, options: Mapping[str, Any]) -> None:
         self._link = _Link(url, options)
         self._expires = int(expires)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import concurrent.futures
 import hashlib
 import logging
 import os
@@ -37,6 +39,7 @@ from outlast.task import Task
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence, Set
+    from concurrent.futures import Future
 
     from outlast.app import Outlast
     from outlast.contrib.celery.beside.carrier import Backend, Broker
@@ -50,6 +53,8 @@ ALWAYS = RetryPolicy(attempts=1_000_000_000, delay=0.5, cap=60.0)
 """What is to be sent is tried until it is: a broker that is away comes back."""
 TOLD = 30 * DAY
 """How long it is remembered that an end was told, where it could be told twice."""
+LATE = 2.0
+"""Seconds that the end of a run waits for its STARTED, where that could come after it."""
 
 CELERY = "celery"
 """Celery's own default queue."""
@@ -104,6 +109,7 @@ class Road(Hooks):
         self._intakes: dict[str, Intake] = {}
         self._lines = {queue}
         self._tasks: set[str] = set()
+        self._starting: dict[str, Future[None]] = {}
         self._chance = SystemChance()
         app.hooks.append(self)
 
@@ -166,21 +172,36 @@ class Road(Hooks):
                 args, kwargs = task.signature.from_plain(made.args, made.kwargs)
                 value = await task.fn(*args, **kwargs)
             except Exception as error:
+                await self._start_is_told()
                 self._failed(made, error)
                 raise
+            await self._start_is_told()
             return self._succeeded(task, made, value)
 
         return celery
 
+    async def _start_is_told(self) -> None:
+        """Return when STARTED can't come after the end any more."""
+        told = self._starting.pop(current().id, None)
+        if told is not None:
+            await asyncio.wait((asyncio.wrap_future(told),), timeout=LATE)
+
     def _function(self, task: Task[..., Any]) -> Any:
+        def told() -> None:
+            start = self._starting.pop(current().id, None)
+            if start is not None:
+                concurrent.futures.wait((start,), timeout=LATE)
+
         def celery(call: dict[str, Any]) -> Any:
             made = msgspec.convert(call, Call)
             try:
                 args, kwargs = task.signature.from_plain(made.args, made.kwargs)
                 value = task.fn(*args, **kwargs)
             except Exception as error:
+                told()
                 self._failed(made, error)
                 raise
+            told()
             return self._succeeded(task, made, value)
 
         return celery
@@ -200,7 +221,8 @@ class Road(Hooks):
             ]  # fmt: skip
             jobs = [self.jobs.of_call(one) for one in ours]
             end = replace(end, calls=[one for one in end.calls if one not in ours])
-        run.then = (*run.then, *jobs, *self._job_of(end, run.id, run.queue, keep=0.0))
+        # Under an id of its own: one that had died before, and was told of, may have been revived.
+        run.then = (*run.then, *jobs, *self._job_of(end, f"{run.id}.done", run.queue, keep=0.0))
         return plain
 
     def _failed(self, call: Call, error: Exception) -> None:
@@ -209,7 +231,7 @@ class Road(Hooks):
         end = canvas.failed(
             call, "FAILURE", of_error(error), describe(error).traceback, self._now()
         )
-        run.then_dead = (*run.then_dead, *self._job_of(end, run.id, run.queue, keep=TOLD))
+        run.then_dead = (*run.then_dead, *self._job_of(end, f"{run.id}.end", run.queue, keep=TOLD))
 
     def _job_of(self, end: End, id_: str, queue: str, keep: float) -> tuple[Job, ...]:
         if self._open_backend is None:
@@ -217,7 +239,7 @@ class Road(Hooks):
         if end.is_empty:
             return ()
         payload = _encode({"end": end})
-        return (replace(self._ends, id=f"{id_}.end", payload=payload, queue=queue, keep=keep),)
+        return (replace(self._ends, id=id_, payload=payload, queue=queue, keep=keep),)
 
     def ending_of(self, job: Job) -> tuple[Job, ...]:
         """What is to be told of a job that ended without telling it: it crashed, or expired."""
@@ -231,7 +253,7 @@ class Road(Hooks):
         except (msgspec.MsgspecError, KeyError, TypeError, Refused) as error:
             log.warning("job %s: nobody can be told of its end: %s", job.id, error)
             return ()
-        return self._job_of(end, job.id, job.queue, keep=TOLD)
+        return self._job_of(end, f"{job.id}.end", job.queue, keep=TOLD)
 
     def _now(self) -> str:
         return datetime.fromtimestamp(self.app.clock.now(), UTC).isoformat()
@@ -240,19 +262,26 @@ class Road(Hooks):
 
     def job_started(self, job: Job) -> None:
         if self._track_started and job.task in self._tasks:
-            self._note(job, "STARTED", {"pid": os.getpid(), "hostname": socket.gethostname()}, None)
+            where = {"pid": os.getpid(), "hostname": socket.gethostname()}
+            told = self._note(job, "STARTED", where, None)
+            if told is not None and self._out.can_be_late:
+                self._starting[job.id] = told
 
     def job_ended(self, job: Job, verdict: Verdict | None, seconds: float) -> None:
+        self._starting.pop(job.id, None)
         if verdict is None or verdict.kind != "retry" or job.task not in self._tasks:
             return
         if job.failures + 1 < job.max_attempts and verdict.failure is not None:
             error, trace = of_failure(verdict.failure), verdict.failure.traceback or None
             self._note(job, "RETRY", error, trace)
 
-    def _note(self, job: Job, state: str, result: dict[str, Any], trace: str | None) -> None:
+    def _note(
+        self, job: Job, state: str, result: dict[str, Any], trace: str | None
+    ) -> Future[None] | None:
         call = msgspec.convert(msgspec.json.decode(job.payload)["call"], Call)
-        if not call.ignore:
-            self._out.note(canvas.under_way(call, state, result, trace, self._now()))
+        if call.ignore:
+            return None
+        return self._out.note(canvas.under_way(call, state, result, trace, self._now()))
 
     # -- what is sent
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 from msgspec import UNSET
 from msgspec.structs import replace
 
 from outlast.contrib.celery.beside import canvas
-from outlast.errors import OutlastError
 from outlast.options import seconds
 
 if TYPE_CHECKING:
@@ -42,23 +42,39 @@ class Sending:
         self._backend = backend
         self._waiting: list[tuple[canvas.End, asyncio.Future[None]]] = []
         self._writing: asyncio.Task[None] | None = None
-        self._notes: list[canvas.Result] = []
+        self._notes: list[tuple[canvas.Result, Future[None]]] = []
         self._noting: asyncio.Task[None] | None = None
 
-    def note(self, result: canvas.Result) -> None:
-        """Have a state written that is not the last one. It is news: no more than tried."""
-        if self._backend is not None:
-            self._notes.append(result)
-            if self._noting is None:
-                self._noting = asyncio.ensure_future(self._write_notes(self._backend))
+    def note(self, result: canvas.Result) -> Future[None]:
+        """Have a state written that is not the last one. It is news: no more than tried.
+
+        What is returned is done when it is written, or won't be.
+        """
+        told: Future[None] = Future()
+        if self._backend is None:
+            told.set_result(None)
+            return told
+        self._notes.append((result, told))
+        if self._noting is None:
+            self._noting = asyncio.ensure_future(self._write_notes(self._backend))
+        return told
+
+    @property
+    def can_be_late(self) -> bool:
+        """Whether a state that comes after the end would take its place."""
+        return self._backend is not None and not self._backend.keeps_ends
 
     async def _write_notes(self, backend: Backend) -> None:
         while self._notes:
             batch, self._notes = self._notes[:MOST], self._notes[MOST:]
             try:
-                await backend.note(batch)
-            except OutlastError as error:
+                await backend.note([result for result, _ in batch])
+            except Exception as error:
+                # What has come meanwhile as well: it would be no news when the backend is back.
+                batch, self._notes = [*batch, *self._notes], []
                 log.warning("%d states were not told to Celery: %s", len(batch), error)
+            for _, told in batch:
+                told.set_result(None)
         self._noting = None
 
     async def tell(self, end: canvas.End) -> None:

@@ -1,6 +1,7 @@
 -- The shelf: small values by key, which may pass away in time. Needs base.lua.
--- ARGV: now, mono, what, then: put TTL|'' {KEY VALUE}; count KEY TTL|''; keep TTL|'' {KEY};
--- drop {KEY}; tidy LIMIT; get {KEY}; starting FROM TO, bounds as ZRANGEBYLEX has them.
+-- ARGV: now, mono, what, then: put TTL|'' {KEY VALUE}; count KEY TTL|'' [ONCE];
+-- keep TTL|'' {KEY}; drop {KEY}; tidy LIMIT; get {KEY}; starting FROM TO, bounds as ZRANGEBYLEX has
+-- them.
 -- Answer: count: the number; tidy: the keys; get: a value for each, or false; starting:
 -- the last key that was looked at, if there may be more, else ''; then key and value of each.
 
@@ -37,9 +38,14 @@ if what == 'put' then
   local till = until_of(ARGV[4])
   for n = 5, #ARGV, 2 do write(ARGV[n], till, ARGV[n + 1]) end
 elseif what == 'count' then
+  local once = ARGV[6]
+  local known = once and read(once)
+  if known then return tonumber(known) end
   local value, till = read(ARGV[4])
   answer = (value and tonumber(value) or 0) + 1
-  write(ARGV[4], till or until_of(ARGV[5]), string.format('%.0f', answer))
+  local text = string.format('%.0f', answer)
+  write(ARGV[4], till or until_of(ARGV[5]), text)
+  if once then write(once, until_of(ARGV[5]), text) end
 elseif what == 'keep' then
   local till = until_of(ARGV[4])
   for n = 5, #ARGV do
