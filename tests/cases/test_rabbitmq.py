@@ -189,28 +189,48 @@ async def test_c36(server: RabbitServer) -> None:
 
 
 def test_c51(rig: BrokerRig, server: RabbitServer) -> None:
-    """C51: the password is shown in a message, a log, or a listing."""
+    """C51: the password is shown in a message, a log, or a listing; and an argument unescaped.
+
+    There are no pages: what is shown is what the commands print, and what workers log.
+    """
     secret = "S3cr3t!pw"
-    right = server.url(user="guest:guest")
-    wrong = right.replace("guest:guest", f"guest:{secret}")
-    away = wrong.replace(f":{server.port}", ":1")
-    said = ""
-    for url in (wrong, away):
-        for words in (["status"], ["doctor"], ["worker", "tests.cases.program:app"]):
-            done = subprocess.run(
-                [sys.executable, "-X", "dev", "-m", "outlast", *words],
-                cwd=ROOT,
-                env={**os.environ, "OUTLAST_URL": url},
-                capture_output=True,
-                text=True,
-                timeout=120,
-                check=False,
-            )
-            assert done.returncode != 0, words
-            said += done.stdout + done.stderr
-    assert "127.0.0.1" in said
+    vhost = rig.url.rpartition("/")[2]
+    user, password = '<<"shop">>', f'<<"{secret}">>'
+    server.evaluate(
+        f'rabbit_auth_backend_internal:add_user({user}, {password}, <<"test">>),'
+        f' rabbit_auth_backend_internal:set_permissions({user}, <<"{vhost}">>, <<".*">>, <<".*">>,'
+        ' <<".*">>, <<"test">>).'
+    )
+    rig.url = right = server.url(user=f"shop:{secret}", vhost=vhost)
+    (shown,) = rig.enqueue(("until", "<script>\x1b[31m"))
+    worker = rig.start("-c", "1", "--log-level", "debug", PYTHONASYNCIODEBUG="1")
+    rig.until_started(shown)
+    found = [outlast(right, "doctor")]
+    assert found[0].returncode == 0, found[0].stdout
+    server.evaluate(
+        f'rabbit_auth_backend_internal:change_password({user}, <<"another">>, <<"test">>),'
+        ' [rabbit_networking:close_connection(P, "test") || P <- rabbit_networking:connections()].'
+    )
+    found += [outlast(right, word) for word in ("status", "doctor")]
+    found.append(outlast(right.replace(f":{server.port}", ":1"), "doctor"))
+    for done in found[1:]:
+        assert done.returncode != 0
+        assert "127.0.0.1" in done.stderr + done.stdout
+    until(lambda: "check user, password" in rig.workers_said, 60.0, "it was told")
+    rig.kill(worker)
+    said = rig.workers_said + "".join(done.stdout + done.stderr for done in found)
+    assert "\x1b[31m" not in said
     for form in (secret, "S3cr3t%21pw"):
         assert form not in said
+
+
+def outlast(url: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """The command, with all that it can be made to say."""
+    return subprocess.run(
+        [sys.executable, "-X", "dev", "-m", "outlast", "--debug", *words],
+        cwd=ROOT, env={**os.environ, "OUTLAST_URL": url}, capture_output=True, text=True,
+        timeout=120, check=False,
+    )  # fmt: skip
 
 
 def test_c22(rig: BrokerRig, server: RabbitServer) -> None:

@@ -94,3 +94,19 @@ async def test_a_consumer_that_gets_nothing_though_there_is_something(
             forget_consumer(server, namespace)
             await store.add([job("his"), job("ours")])
             assert ids(await take(store)) == ["ours"]
+
+
+async def test_what_was_sent_ahead_goes_to_others_when_nobody_here_asks(
+    server: RabbitServer, namespace: str
+) -> None:
+    """One that has time is sent ten; when it has none any more, they go to another, at no cost."""
+    async with opened(server, namespace) as busy, opened(server, namespace) as other:
+        await consumes(busy, "a")
+        await busy.claim(["default"], ["t"], 10, 15.0, "w1")
+        await busy.catch_up(["default"], ["t"])
+        await busy.add([job(f"{n}") for n in range(5)])
+        await busy.catch_up(["default"], ["t"])
+        assert (await busy.depth("default")).ready == 5
+        busy._running().intake._rest = 0.0
+        claims = await take(other, 5)
+        assert {(claim.job.attempt, claim.job.crashes) for claim in claims} == {(1, 0)}
