@@ -102,8 +102,11 @@ def test_c13(rig: Rig) -> None:
     assert rig.job(ids[0]).started_at == began + delay + 2.0
 
 
-def test_c15(rig: Rig) -> None:
-    """C15: tasks that are due much later fill the worker, or hide those that are due now."""
+def test_c15(rig: Rig, server: RedisServer) -> None:
+    """C15: tasks that are due much later fill the worker, or hide those that are due now.
+
+    And a worker has no more connections than docs/redis.md says: four, of which none blocks.
+    """
     empty = rig.start("-c", "2")
     rig.until_up()
     before = memory(rig, empty)
@@ -118,6 +121,10 @@ def test_c15(rig: Rig) -> None:
     assert rig.starts(ids) == [1] * 10
     assert rig.run(lambda app: app.store.depth("default")).delayed == many
     assert memory(rig, full) < before + 50 * 2**20
+    lines = server.say("CLIENT", "LIST").split(b"\r\n")[1].splitlines()
+    theirs = [line for line in lines if b"cmd=client" not in line]
+    assert 0 < len(theirs) <= 4, lines
+    assert b"blocked_clients:0\r" in server.say("INFO", "clients")
 
 
 def memory(rig: Rig, worker: subprocess.Popen[bytes]) -> int:
