@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 import statistics
+import subprocess
+import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import asyncpg
 import pytest
 from tests.cases.rig import FULL, Rig, scaled
 from tests.cases.ticks import one_job_a_tick
-from tests.proof.patience import linger
+from tests.proof.patience import linger, until
 from tests.servers import PostgresServer, PostgresStandby
 from tests.stores.proxy import proxied
 
@@ -24,8 +28,12 @@ from outlast.stores import connect
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
+ROOT = Path(__file__).parents[2]
+END_ALL = (
+    "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity"
+    " WHERE application_name = 'outlast'"
+)
 pytestmark = pytest.mark.needs("servers")
 
 
@@ -117,11 +125,7 @@ async def test_c24(tmp_path: Path, server: PostgresServer) -> None:
             rig.url = server.url(schema="c24")  # those who enqueue go to the server itself
             pids = rig.members(worker)
             await _goes_well(rig, scaled(15.0, 0.0))
-            await ask(
-                server,
-                "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity"
-                " WHERE application_name = 'outlast'",
-            )
+            await ask(server, END_ALL)
             await _goes_well(rig, scaled(15.0, 0.0))
             server.stop()
             await asyncio.to_thread(server.start)
@@ -153,6 +157,53 @@ def _took(rig: Rig) -> float:
     [id_] = rig.enqueue(("instant", 1))
     rig.until_started(id_, seconds=90.0)
     return rig.said("start", id_)[0].at - began
+
+
+# -- C51
+
+
+def test_c51(tmp_path: Path, server: PostgresServer) -> None:
+    """C51: the password is shown in a message, a log, or a listing; and an argument unescaped."""
+    secret = "S3cr3t!pw"
+    rules = server.data / "pg_hba.conf"
+    rules.write_text(f"host all guarded 127.0.0.1/32 scram-sha-256\n{rules.read_text()}")
+    for text in (
+        "SELECT pg_reload_conf()",
+        f"CREATE ROLE guarded LOGIN PASSWORD '{secret}'",
+        "CREATE SCHEMA c51 AUTHORIZATION guarded",
+    ):
+        asyncio.run(ask(server, text))
+    right = server.url(schema="c51").replace("outlast@", f"guarded:{secret}@")
+    rig = Rig(tmp_path, right)
+    try:
+        (shown,) = rig.enqueue(("until", "<script>\x1b[31m"))
+        worker = rig.start("-c", "1", "--log-level", "debug", PYTHONASYNCIODEBUG="1")
+        rig.until_started(shown)
+        done = [outlast(right, "show", shown), outlast(right, "doctor")]
+        assert [each.returncode for each in done] == [0, 1], done  # autovacuum is off there
+        asyncio.run(ask(server, "ALTER ROLE guarded PASSWORD 'another'"))
+        asyncio.run(ask(server, END_ALL))
+        away = right.replace(f":{server.port}", ":1")
+        done += [outlast(url, "status") for url in (right, away)]
+        assert all(each.returncode != 0 for each in done[2:])
+        until(lambda: "the server refuses us" in rig.workers_said, 60.0, "it was told")
+        rig.kill(worker)
+        said = "".join([rig.workers_said, *(each.stdout + each.stderr for each in done)])
+    finally:
+        rig.close()
+    assert "<script>" in said
+    assert "guarded:***@127.0.0.1" in said
+    for form in ("\x1b[31m", secret, "S3cr3t%21pw"):
+        assert form not in said
+
+
+def outlast(url: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """The command, with all that it can be made to say."""
+    return subprocess.run(
+        [sys.executable, "-X", "dev", "-m", "outlast", "--debug", *words],
+        cwd=ROOT, env={**os.environ, "OUTLAST_URL": url}, capture_output=True, text=True,
+        timeout=120, check=False,
+    )  # fmt: skip
 
 
 # -- C44

@@ -26,6 +26,7 @@ from outlast.errors import (
 from outlast.job import Death, Job, done
 from outlast.store import Durability
 from outlast.stores import connect
+from outlast.stores.postgres import schema
 from outlast.stores.postgres.schema import lock_number
 
 if TYPE_CHECKING:
@@ -314,6 +315,25 @@ async def test_two_who_make_the_same_schema_at_once(server: PostgresServer) -> N
     await asyncio.gather(*opening)
     for store in stores:
         await store.close()
+
+
+async def test_a_migration_that_is_cut_off_goes_on(
+    server: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the middle of a step: the steps before it stand, and that one was never begun."""
+    url = server.url(schema="halfway")
+    first, second, *rest = schema.MIGRATIONS
+    die = "SELECT pg_terminate_backend(pg_backend_pid());"
+    monkeypatch.setattr(schema, "MIGRATIONS", (first, second + die, *rest))
+    with pytest.raises(StoreUnavailable):
+        await open_at(url).open()
+    assert await ask(server, "SELECT version FROM halfway.meta") == 1
+    assert await ask(server, "SELECT to_regclass('halfway.steps')") is None
+    monkeypatch.setattr(schema, "MIGRATIONS", (first, second, *rest))
+    store = open_at(url)
+    await store.open()
+    await store.close()
+    assert await ask(server, "SELECT version FROM halfway.meta") == len(schema.MIGRATIONS)
 
 
 async def test_a_newer_schema_is_refused_unless_it_serves_us(

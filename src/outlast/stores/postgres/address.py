@@ -25,8 +25,9 @@ class Address:
         self.shown = shown(url)
         """Without the password."""
         self.schema = options.get("schema", DEFAULT_SCHEMA)
-        if not self.schema or len(self.schema) > 40 or not self.schema.isprintable():
-            raise ConfigurationError(f"schema={self.schema!r}: use a name of 1 to 40 characters")
+        # The server cuts longer names off, by bytes, and would then look for another than it made.
+        if not 0 < len(self.schema.encode()) <= 40 or not self.schema.isprintable():
+            raise ConfigurationError(f"schema={self.schema!r}: use a name of 1 to 40 bytes")
         if self.schema.startswith("pg_"):
             raise ConfigurationError(f"schema={self.schema!r}: pg_ is for the server's own")
         pooler = options.get("pooler", "session")
