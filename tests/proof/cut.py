@@ -56,6 +56,8 @@ class Outcome:
     lost: int = 0
     broken: dict[str, int] = field(default_factory=dict)
     story: str = ""
+    beside: int = 0
+    """What was lost of something weaker that was written at the same time."""
 
 
 class Load(Protocol):
@@ -99,6 +101,8 @@ class Tally:
     worst: int = 0
     hurt: int = 0
     """Rounds that lost something."""
+    beside: int = 0
+    """Lost by something weaker in the same rounds: that the rig sees a loss."""
     broken: dict[str, int] = field(default_factory=dict)
     stories: list[str] = field(default_factory=list)
     seconds: float = 0.0
@@ -111,6 +115,7 @@ class Tally:
         self.lost += outcome.lost
         self.worst = max(self.worst, outcome.lost)
         self.hurt += outcome.lost > 0
+        self.beside += outcome.beside
         for name, count in outcome.broken.items():
             self.broken[name] = self.broken.get(name, 0) + count
         if outcome.story and len(self.stories) < 3:

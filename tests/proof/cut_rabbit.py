@@ -171,6 +171,43 @@ class OutlastOnBroker(OnBroker):
         return {read(body)[0].id for body in self.bodies("outlast/cut/default/t")}
 
 
+class Beside(OutlastOnBroker):
+    """Each job goes to a classic queue as well, confirmed by the same broker on the same disk."""
+
+    children = 1
+
+    def declare(self) -> None:
+        with channel(self._server.url()) as raw:
+            raw.queue_declare("classic", durable=True, arguments=CLASSIC)
+
+    def run(self, folder: Path, journal: Journal, number: int) -> None:
+        async def add_for_ever() -> None:
+            store = connect(self._server.url(), namespace="cut")
+            await store.open()
+            row = 0
+            with channel(self._server.url()) as raw:
+                raw.confirm_delivery()
+                persistent = pika.BasicProperties(delivery_mode=2)
+                while True:
+                    job = Job(id=f"{row}", task="t", payload=b"x" * 200)
+                    await store.add([job])
+                    raw.basic_publish("", "classic", job.id.encode(), persistent, mandatory=True)
+                    journal.write("ok", job.id)
+                    row += 1
+
+        asyncio.run(add_for_ever())
+
+    def judge(self, folder: Path, witness: Path) -> Outcome:
+        promised = {event.id for event in journals.read(witness) if event.kind == "ok"}
+        self._server.start()
+        try:
+            kept = {body.decode() for body in self.bodies("classic")}
+            lost = len(promised - self.found())
+            return Outcome(len(promised), lost, beside=len(promised - kept))
+        finally:
+            self._server.kill()
+
+
 class Recorded(OnBroker):
     """Bells on the broker and jobs in records, on one disk: the power goes for both at once.
 
@@ -278,6 +315,7 @@ async def _beat() -> None:
 
 LOADS: Mapping[str, Callable[[], Load]] = {
     "rabbit-outlast": OutlastOnBroker,
+    "rabbit-beside": Beside,
     "rabbit-records-sqlite": lambda: Recorded(Outlast(Durability.POWER)),
     "rabbit-records-postgres": lambda: Recorded(OutlastOnPostgres()),
     "rabbit-records-redis": lambda: Recorded(Redis("", appendfsync="always")),

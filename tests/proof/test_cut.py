@@ -1,4 +1,4 @@
-"""Power cuts on a real file system: what settings of SQLite, outlast and Redis lose."""
+"""Power cuts on a real file system: what settings of SQLite, servers and brokers lose."""
 
 from __future__ import annotations
 
@@ -56,3 +56,12 @@ def test_a_server_that_syncs_each_write_loses_nothing() -> None:
     assert (tally.rounds, tally.predicted) == (2, str(Durability.POWER))
     assert tally.acknowledged
     assert (tally.lost, tally.broken) == (0, {}), tally.stories
+
+
+@pytest.mark.needs("rabbitmq")
+def test_a_broker_keeps_quorum_queues_and_loses_classic_ones() -> None:
+    """Each job is confirmed twice, by our store and in a durable classic queue beside it."""
+    tally = sweep("rabbit-beside", rounds=2, seed=1, module="tests.proof.cut_rabbit")
+    assert (tally.rounds, tally.empty) == (2, 0)
+    assert (tally.lost, tally.broken) == (0, {}), tally.stories
+    assert tally.beside > 0, "a rig that has never caught a loss proves nothing"
