@@ -37,6 +37,7 @@ SLEEPERS = {
     "tests/cases/test_c27_cancelled_claims.py": "the moment of a cancellation is drawn by lot",
     "tests/proof/patience.py": "polls a condition for the rigs, and lets a fault's moment be drawn",
     "tests/proof/tolls.py": "its jobs take a while, so that they are hit while they run",
+    "tests/proof/plain.py": "the same, for a broker alone",
 }
 
 
