@@ -258,6 +258,32 @@ async def test_what_was_lost_to_another_is_told(
     assert (await queue.depth()).live == 1
 
 
+async def test_what_a_cancelled_sender_has_settled_is_not_told_as_lost(
+    queues: Queues, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """So it is at the end of `asyncio.run`, which cancels all tasks: nothing is handled twice."""
+    queue: Any = queues.queue()
+    await queue.put("a")
+    assert await queue.get() == "a"
+    real, settled = queue._line.store.settle, asyncio.Event()
+
+    async def settle(verdicts: Any) -> Any:
+        await real(verdicts)
+        settled.set()
+        await asyncio.Event().wait()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(queue._line.store, "settle", settle)
+        queue.task_done()
+        await asyncio.wait_for(settled.wait(), 60)
+        sender = queue._line.settling._sender
+        sender.cancel()
+        await asyncio.wait([sender])
+    await queue.close()
+    assert caplog.text == ""
+    assert queue.qsize() == 0
+
+
 @pytest.mark.timeout(240)
 def test_an_item_that_processes_die_of_is_buried(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/queues.db?durability=process"

@@ -41,6 +41,8 @@ class Settling:
         self.returning = False
         """Whether items that go back are among those not sent: a claim must not overtake them."""
         self._sender: asyncio.Task[None] | None = None
+        self._unsure: set[bytes] = set()
+        """Receipts of what was on its way when its sender was cancelled: perhaps it is settled."""
 
     def __bool__(self) -> bool:
         return bool(self._waiting) or self._sending
@@ -113,6 +115,8 @@ class Settling:
                 await self._clock.sleep(pause)
             except BaseException as error:
                 self._put_back(batch)
+                if isinstance(error, asyncio.CancelledError):
+                    self._unsure.update(verdict.claim.receipt for verdict in batch)
                 if isinstance(error, StoreError):
                     _log.error("%d items can't be settled: %s", len(self._waiting), error)
                 raise
@@ -129,10 +133,14 @@ class Settling:
 
     def _report(self, lost: Sequence[Lost]) -> None:
         for each in lost:
+            if each.claim.receipt in self._unsure:
+                continue  # by the one that was cancelled, as at the end of `asyncio.run`
             _log.warning(
                 "item %s of queue %r was not ours any more when it was settled: it may be handled "
                 "twice", each.claim.job.id, each.claim.job.queue,
             )  # fmt: skip
+        if not self._waiting:
+            self._unsure.clear()
 
 
 def _look_at(task: asyncio.Task[None]) -> None:
