@@ -13,18 +13,20 @@ from celery import Celery
 from hypothesis import given
 from hypothesis import strategies as st
 from kombu.exceptions import OperationalError
+from kombu.utils.json import loads
 from tests.proof.patience import until
 from tests.servers import PostgresServer, RedisServer, shared
 
 import outlast.contrib.kombu  # noqa: F401  kombu alone reads no entry points before a URL
 from outlast import collected
-from outlast.contrib.kombu.messages import due, encode, job_for
+from outlast.contrib.kombu.messages import delivered, due, encode, job_for
 from outlast.contrib.kombu.names import LONGEST, our_name, their_name
 from outlast.contrib.kombu.places import Places
 from outlast.contrib.kombu.results import OutlastResults
 from outlast.contrib.kombu.shared import Shared
 from outlast.contrib.kombu.shelves import shelf_of
 from outlast.errors import OutlastError, Unsupported
+from outlast.job import Claim, Job
 from outlast.limits import check_name
 from outlast.stores import connect
 
@@ -121,6 +123,26 @@ def test_what_the_store_has_to_know_of_a_message() -> None:
     assert job({"task": "t"}, ttl=3.0).ttl == 3.0
     assert job(expiration="soon").ttl is None
     assert job().max_crashes is None
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.datetimes()
+        | st.uuids() | st.decimals(allow_nan=False),
+        lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+        max_leaves=10,
+    )
+)  # fmt: skip
+def test_a_message_comes_back_as_kombu_would_read_it(value: Any) -> None:
+    message = {"headers": {"value": value}, "properties": {}, "body": "[]"}
+    try:
+        payload = encode(message)
+    except UnicodeEncodeError:
+        return
+    claim = Claim(Job(id="a", payload=payload, attempt=1), bytes(16))
+    theirs = loads(payload)
+    theirs["properties"]["delivery_tag"] = "tag"
+    assert repr(delivered(claim, "tag")) == repr(theirs)
 
 
 # -- the shelf

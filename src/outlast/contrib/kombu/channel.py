@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 WINDOW = 100
 """Messages taken at once by a consumer that sets no limit."""
-AHEAD = 0.03
+AHEAD = 0.1
 """Seconds of work that are claimed ahead of those who may have it, so that claims are few."""
 MOST = 100
 """Messages that are claimed ahead at most."""

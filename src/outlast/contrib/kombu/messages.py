@@ -7,6 +7,7 @@ from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 from kombu.utils.json import dumps, loads
+from msgspec import DecodeError, json
 
 from outlast.contrib.kombu.names import our_name
 from outlast.job import Job
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from outlast.job import Claim
 
 __all__ = ["delivered", "due", "encode", "job_for"]
+
+_plain = json.Decoder().decode
 
 
 def encode(message: dict[str, Any]) -> bytes:
@@ -65,12 +68,25 @@ def due(headers: dict[str, Any], now: float) -> float | None:
 
 def delivered(claim: Claim, tag: str) -> dict[str, Any]:
     """The message of a claim, marked if it was delivered before."""
-    message: dict[str, Any] = loads(claim.job.payload)
+    message = _decode(claim.job.payload)
     properties = message["properties"]
     properties["delivery_tag"] = tag
     if claim.job.attempt > 1:
         properties.setdefault("delivery_info", {})["redelivered"] = True
         message.setdefault("headers", {})["redelivered"] = True
+    return message
+
+
+def _decode(payload: bytes) -> dict[str, Any]:
+    """As kombu reads it, and in a fifth of the time where it has none of kombu's own marks."""
+    message: dict[str, Any]
+    if b"__type__" not in payload:
+        try:
+            message = _plain(payload)
+            return message
+        except DecodeError:
+            pass  # such as NaN, which Python's JSON has
+    message = loads(payload)
     return message
 
 
