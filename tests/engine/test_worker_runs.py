@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import gc
+import weakref
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +41,22 @@ async def test_it_runs_what_is_queued_and_records_the_results(rig: Rig) -> None:
         assert [await handle.result(60) for handle in handles] == [n * 2 for n in range(300)]
     depth = await rig.store.depth("default")
     assert (depth.done, depth.live) == (300, 0)
+
+
+async def test_what_has_run_leaves_nothing_to_the_collector(rig: Rig) -> None:
+    left: list[weakref.ref[Any]] = []
+
+    @rig.app.task(name="seen")
+    async def seen() -> None:
+        left.append(weakref.ref(asyncio.current_task()))
+
+    async with rig.worker():
+        gc.disable()
+        try:
+            await (await seen.enqueue()).result(60)
+            await until(lambda: left[0]() is None)
+        finally:
+            gc.enable()
 
 
 async def test_it_wakes_for_what_is_enqueued_later_and_for_what_becomes_due(rig: Rig) -> None:

@@ -318,6 +318,7 @@ async def test_threads_and_descriptors_do_not_pile_up(db: Path) -> None:
 
     store = SqliteStore(str(db), durability=Durability.PROCESS)
     await store.open()
+    await store.add([job()])  # the loop has one of its own from here on
     await store.claim(["default"], [None], 1, 60, "w")
     await store.close()
     before = descriptors()

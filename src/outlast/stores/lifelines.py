@@ -10,7 +10,6 @@ import logging
 import os
 import socket
 import stat
-import tempfile
 from pathlib import Path
 
 __all__ = ["private_folder"]
@@ -20,6 +19,8 @@ _log = logging.getLogger(__name__)
 
 def private_folder(*names: str) -> Path | None:
     """The folder for what has these names, made if need be; None if it can't be a private one."""
+    import tempfile  # half a MiB, which a worker on SQLite does without
+
     base = Path(tempfile.gettempdir(), f"outlast-{os.getuid()}")
     # With the host's name: hosts may share the folder, but they see nothing of each other's locks.
     mark = "\0".join((socket.gethostname(), *names))

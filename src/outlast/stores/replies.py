@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import os
 import threading
+import weakref
+from collections import deque
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 if TYPE_CHECKING:
-    import asyncio
     from collections.abc import Callable, Sequence
 
-__all__ = ["Blocked", "Reply", "deliver"]
+__all__ = ["Blocked", "Landing", "Reply", "deliver"]
 
 T = TypeVar("T")
 
@@ -91,8 +94,80 @@ class Reply(Generic[T]):
             self.undo(cast("T", self.answer))
 
 
-def deliver(calls: Sequence[Reply[Any]]) -> None:
-    """Answer callers: one wake-up for each loop, however many of its calls are done."""
+class Landing:
+    """Where answers come down in one event loop, on Linux: in fewer steps than asyncio's own way.
+
+    That one is a pair of sockets, read until an exception says that nothing is left. Only the
+    loop holds it, so it goes when that is closed, and with it the descriptor and what is left.
+    """
+
+    __slots__ = ("__weakref__", "_calls", "_fd", "_rung")
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._rung = False
+        self._calls: deque[tuple[Sequence[Reply[Any]], bool]] = deque()
+
+    @classmethod
+    def prepare(cls, loop: asyncio.AbstractEventLoop) -> None:
+        """In that loop, before anything is delivered there. Does nothing where it can't be."""
+        if loop in _landings or not hasattr(os, "eventfd"):
+            return
+        _landings[loop] = _nowhere
+        try:
+            fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        except OSError:
+            return  # no descriptor is left: the other way needs none
+        landing = cls(fd)
+        try:
+            loop.add_reader(fd, landing.land)
+        except BaseException as error:
+            os.close(fd)
+            if not isinstance(error, Exception):
+                raise
+            return  # this loop watches no descriptors
+        weakref.finalize(landing, os.close, fd).atexit = False
+        _landings[loop] = weakref.ref(landing)
+
+    @classmethod
+    def of(cls, loop: asyncio.AbstractEventLoop) -> Landing | None:
+        return _landings.get(loop, _nowhere)()
+
+    def send(self, calls: Sequence[Reply[Any]], soon: bool) -> None:
+        """From any thread."""
+        self._calls.append((calls, soon))
+        if not self._rung:
+            self._rung = True
+            # Whoever closed it under us has closed those of the loop as well.
+            with contextlib.suppress(OSError):
+                os.eventfd_write(self._fd, 1)
+
+    def land(self) -> None:
+        """In the loop."""
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._fd)
+        self._rung = False
+        while self._calls:
+            calls, soon = self._calls.popleft()
+            if soon:
+                asyncio.get_running_loop().call_soon(_resolve, calls)
+            else:
+                _resolve(calls)
+
+
+def _nowhere() -> None:
+    """For a loop that has none."""
+
+
+_landings: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Callable[[], Landing | None]]
+_landings = weakref.WeakKeyDictionary()
+
+
+def deliver(calls: Sequence[Reply[Any]], *, soon: bool = False) -> None:
+    """Answer callers: one wake-up for each loop, however many of its calls are done.
+
+    With ``soon``, in the turn of the loop after the next: others that were answered go first.
+    """
     loops: dict[asyncio.AbstractEventLoop, list[Reply[Any]]] = {}
     last: asyncio.AbstractEventLoop | None = None
     mine: list[Reply[Any]] = []
@@ -110,9 +185,16 @@ def deliver(calls: Sequence[Reply[Any]]) -> None:
                 last, mine = loop, loops.setdefault(loop, [])
             mine.append(call)
     for loop, mine in loops.items():
+        landing = Landing.of(loop)
+        if landing is not None:
+            landing.send(mine, soon)
+            continue
         # A caller whose loop is closed has nobody to tell.
         with contextlib.suppress(RuntimeError):
-            loop.call_soon_threadsafe(_resolve, mine)
+            if soon:
+                loop.call_soon_threadsafe(loop.call_soon, _resolve, mine)
+            else:
+                loop.call_soon_threadsafe(_resolve, mine)
 
 
 def _resolve(calls: Sequence[Reply[Any]]) -> None:

@@ -236,6 +236,8 @@ class Crew:
             self.fail(error)
             return
         del self.runs[job.id]
+        # It stands in the task's context: without this the collector would have to part them.
+        run.handle = None
         self.ended += 1
         if self._marks is not None:
             self._marks.mark_ended(job.id)

@@ -7,7 +7,6 @@ import errno
 import logging
 import os
 import re
-import shutil
 import stat
 import sys
 import time
@@ -277,6 +276,8 @@ def _refuse_open_folder(folder: str) -> None:
 
 def remove(path: str) -> None:
     """Delete a store that nobody uses, with all that stands beside it."""
+    import shutil  # it brings the packers of archives along, which no worker needs
+
     for name in (path, f"{path}-wal", f"{path}-shm"):
         with contextlib.suppress(FileNotFoundError):
             os.unlink(name)

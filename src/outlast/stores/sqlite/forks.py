@@ -36,33 +36,33 @@ class Gate:
     """A thread holds it while it is inside SQLite."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self.lock = threading.Lock()
         Forks.add(self)
 
     def __enter__(self) -> None:
-        self._lock.acquire()
+        self.lock.acquire()
 
     def __exit__(self, *_: object) -> None:
-        self._lock.release()
+        self.lock.release()
 
     @contextlib.contextmanager
     def outside(self) -> Iterator[None]:
         """For the thread that holds it, while it only waits."""
-        self._lock.release()
+        self.lock.release()
         try:
             yield
         finally:
-            self._lock.acquire()
+            self.lock.acquire()
 
     def close(self) -> None:
         """The thread is over."""
         Forks.remove(self)
 
     def _shut(self) -> bool:
-        return self._lock.acquire(timeout=PATIENCE)
+        return self.lock.acquire(timeout=PATIENCE)
 
     def _release(self) -> None:
-        self._lock.release()
+        self.lock.release()
 
 
 class Forks:

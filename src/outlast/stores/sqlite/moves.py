@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from functools import cache
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from outlast.errors import SchemaMismatch
@@ -330,9 +331,8 @@ class Moves:
             alone = (ids[0], payloads[0], crc(line, ids[0], payloads[0], opts))
             self.connection.execute(_alike(1), (*shared, *alone))
             return self.connection.changes()
-        flat: list[Any] = []
-        for row in zip(ids, payloads, crcs(line, ids, payloads, opts), strict=True):
-            flat += row
+        rows = zip(ids, payloads, crcs(line, ids, payloads, opts), strict=True)
+        flat: list[Any] = list(chain.from_iterable(rows))
         inserted, at = 0, 0
         for size in _CHUNKS:
             while len(ids) - at >= size:

@@ -145,8 +145,10 @@ def by_model(
     return kinds.values(), rest
 
 
-def parts_of(ops: Sequence[Op[Any]]) -> tuple[list[str], list[bytes]]:
+def parts_of(ops: Sequence[Op[Any]]) -> tuple[Sequence[str], Sequence[bytes]]:
     """The ids and the payloads of what these calls add, in their order."""
+    if len(ops) == 1 and type(ops[0].jobs) is Alike:
+        return ops[0].jobs.ids, ops[0].jobs.payloads
     ids: list[str] = []
     payloads: list[bytes] = []
     for op in ops:

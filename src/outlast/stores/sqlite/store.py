@@ -21,6 +21,7 @@ from outlast.job import Alike
 from outlast.limits import check_jobs, is_plain
 from outlast.store import Durability, Feature
 from outlast.stores.news import ENDED, ROOM, WORK
+from outlast.stores.replies import Landing
 from outlast.stores.sqlite import files, opening, schema, upkeep
 from outlast.stores.sqlite.asking import claim_op, wait_for
 from outlast.stores.sqlite.backup import backup
@@ -179,6 +180,7 @@ class SqliteStore(Stepped, Joinable, Moved):
         if writer is None or loop is not self._loop:
             writer = self._writing()
             self._loop = loop
+            Landing.prepare(loop)
         reply: asyncio.Future[Sequence[Added]] = loop.create_future()
         if model is not None and len(jobs) == 1:
             if type(jobs) is Alike:
@@ -233,6 +235,7 @@ class SqliteStore(Stepped, Joinable, Moved):
         enough: asyncio.Future[None],
     ) -> Sequence[Claim]:
         op = self._claim_op(queues, tasks, limit, lease, worker, patient=True)
+        Landing.prepare(asyncio.get_running_loop())
         place = self._writing(), self._reading(), self.clock, self._unclaim
         return await wait_for(op, timeout, enough, *place) if limit > 0 else []
 

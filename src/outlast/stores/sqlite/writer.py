@@ -154,7 +154,7 @@ class Writer:
         while True:
             self._wake.wait()
             while group := self._take():
-                with self._gate:
+                with self._gate.lock:
                     try:
                         self._serve(group)
                     except BaseException as error:
@@ -244,7 +244,7 @@ class Writer:
         first, rest = by_patience(group, news)
         if first:
             deliver(first)
-        deliver(rest)
+        deliver(rest, soon=bool(first))
         if news:
             self._ring(news)
 
@@ -295,8 +295,10 @@ class Writer:
         while True:
             self._begin()
             try:
-                if time.monotonic() > self._seen_until:
+                now = time.monotonic()
+                if now > self._seen_until:
                     self._identity.check()
+                    self._sure_until = now + GLANCE
                 moves.begin(careful=careful)
                 done = 0
                 for op in group if careful else self._merge_adds(group):
@@ -341,6 +343,11 @@ class Writer:
 
         Their order among the other calls doesn't matter: nobody has been answered yet.
         """
+        only = group[0]
+        if len(group) == 1 and only.model is not None:
+            only.error = None
+            only.answer = self._moves.add_alike(only.model, *parts_of(group))
+            return []
         kinds, rest = by_model(group)
         for model, same in kinds:
             answers = self._moves.add_alike(model, *parts_of(same))
