@@ -50,8 +50,9 @@ async def noop(payload: str) -> None:
 @app.task(name="ping")
 async def ping(sent: float) -> None:
     """Say when it began, on the machine's monotonic clock, which all processes share."""
+    began = time.monotonic()
     with Path(os.environ[FOLDER], "pings").open("ab", buffering=0) as file:
-        file.write(struct.pack("<dd", sent, time.monotonic()))
+        file.write(struct.pack("<dd", sent, began))
 
 
 async def raw() -> None:

@@ -19,10 +19,12 @@ __all__ = [
     "OOPS",
     "FullStore",
     "add",
+    "claim_next",
     "get",
     "idle",
     "ids",
     "job",
+    "never",
     "soon",
     "start",
     "take",
@@ -98,6 +100,29 @@ async def get(store: FullStore, id: str) -> Job:
     [found] = await store.get([id])
     assert found is not None, f"{id} is not stored"
     return found
+
+
+def never() -> asyncio.Future[None]:
+    """What nobody ever says: it is enough."""
+    return asyncio.get_running_loop().create_future()
+
+
+async def claim_next(
+    store: Any,
+    limit: int = 10,
+    *,
+    timeout: float = 1e9,
+    enough: asyncio.Future[None] | None = None,
+    **others: Any,
+) -> list[Any]:
+    """``Prompt.claim_next``, with the queue and the task that `job` has."""
+    how: dict[str, Any] = {"queues": ["default"], "tasks": [None], "lease": 1e9, "worker": "w"}
+    how.update(others)
+    found = await store.claim_next(
+        *(how[name] for name in ("queues", "tasks")),
+        limit, how["lease"], how["worker"], timeout, enough or never(),
+    )  # fmt: skip
+    return list(found)
 
 
 def ids(claims: Sequence[Claim | Lost | Job]) -> list[str]:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 UNSUPPORTED: dict[str, set[str]] = {
     "memory": {"JOIN", "PROMPT", "backup"},
     "sqlite": set(),
-    "postgresql": {"PROMPT", "backup"},
+    "postgresql": {"backup"},
     "redis": {"JOIN", "PROMPT", "backup"},
     "rabbitmq": {
         "ORDER",

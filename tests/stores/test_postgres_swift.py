@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from typing import TYPE_CHECKING, Any
 
 import asyncpg
 import pytest
+from tests.conformance.steps import idle
+from tests.engine.rig import until
 from tests.servers import PostgresServer, shared
 
+from outlast.errors import JobNotFound
 from outlast.job import Job, done
 from outlast.stores import connect
 from outlast.stores.postgres import link
+from outlast.stores.postgres.bell import Bell
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -22,7 +27,7 @@ pytestmark = pytest.mark.needs("servers")
 
 DROP = """
 DO $f$ DECLARE f regprocedure; BEGIN FOR f IN SELECT p.oid FROM pg_proc p JOIN pg_namespace n
-ON n.oid = p.pronamespace WHERE n.nspname = '{s}' LOOP EXECUTE 'DROP FUNCTION ' || f; END LOOP;
+ON n.oid = p.pronamespace WHERE n.nspname = '{s}' LOOP EXECUTE 'DROP ROUTINE ' || f; END LOOP;
 END $f$
 """
 _numbers = itertools.count(1)
@@ -105,6 +110,60 @@ async def test_the_same_by_the_long_way(
         assert claim.job.id == f"a{n}"
         assert "COMMIT" in said[-1]
         assert not await store.settle([done(claim)])
+
+
+@pytest.mark.parametrize("there", [True, False])
+async def test_others_are_told_in_the_same_trip(
+    server: PostgresServer, store: PostgresStore, monkeypatch: pytest.MonkeyPatch, there: bool
+) -> None:
+    """Or else, where the routines are gone, in a trip of its own; and by no other way."""
+    rung = []
+    ring = Bell.ring
+
+    async def watched(self: Bell, link: Any) -> None:
+        rung.append(self)
+        await ring(self, link)
+
+    monkeypatch.setattr(Bell, "ring", watched)
+    other: Any = connect(server.url(schema=store.schema))
+    await other.open()
+    try:
+        await _warm(store)
+        bell = store._running().bell
+        waits = await idle(other)
+        if not there:  # and nobody connects any more, and makes them again
+            connection = await asyncpg.connect(server.url())
+            await connection.execute(DROP.format(s=store.schema))
+            await connection.close()
+        await until(lambda: not bell._pending and bell.due_in(anything=True) == 0.0)
+        rung.clear()
+        await store.add([Job(id="told")])
+        async with asyncio.timeout(60):
+            await waits
+            while not (claims := await _claim(other)):  # something of before was heard late
+                await other.wait(["default"], 1e6)
+        assert [claim.job.id for claim in claims] == ["told"]
+        if there:
+            assert not rung
+        else:
+            await until(lambda: rung)
+        assert not await other.settle([done(claim) for claim in claims])
+    finally:
+        await other.close()
+
+
+async def test_one_trip_to_look_for_an_end(store: PostgresStore, said: list[str]) -> None:
+    await _warm(store)
+    await store.add([Job(id="a")])
+    said.clear()
+    assert await store.finished(["a"], 0) == []
+    assert len(said) == 1, said
+    [claim] = await _claim(store)
+    assert not await store.settle([done(claim, b"1")])
+    [job] = await store.finished(["a"], 0)
+    assert job.result == b"1"
+    with pytest.raises(JobNotFound):
+        await store.finished(["never"], 0)
 
 
 async def test_the_same_id_again(store: PostgresStore) -> None:

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
     from outlast.clock import Clock
 
-__all__ = ["ALL", "ENDED", "EVERYWHERE", "ROOM", "WORK", "News", "Waiter"]
+__all__ = ["ALL", "ENDED", "EVERYWHERE", "ROOM", "WORK", "News", "Rung", "Waiter"]
 
 WORK, ENDED, ROOM = 1, 2, 4
 """Kinds of news: jobs may have become claimable; jobs have ended; fewer jobs may be queued."""
@@ -35,7 +35,7 @@ class News:
         self._counts: dict[tuple[int, str], int] = {}
         self._looked: dict[tuple[int, str], int] = {}
         self._missed = 0
-        self._waiters: set[Waiter] = set()
+        self._waiters: set[Rung] = set()
 
     def heard(self, kinds: int, queues: Collection[str] = (EVERYWHERE,)) -> None:
         """Something of these kinds has happened in these queues."""
@@ -97,11 +97,26 @@ class News:
     def wait(self, kind: int, queues: Iterable[str] = ()) -> Waiter:
         """One who is rung from now on, until it is dropped; without queues, for all of them."""
         waiter = Waiter(kind, frozenset(queues))
-        self._waiters.add(waiter)
+        self.join(waiter)
         return waiter
 
-    def drop(self, waiter: Waiter) -> None:
+    def join(self, waiter: Rung) -> None:
+        """Ring this one from now on, until it is dropped."""
+        self._waiters.add(waiter)
+
+    def drop(self, waiter: Rung) -> None:
         self._waiters.discard(waiter)
+
+
+class Rung(Protocol):
+    """Who wants to be told: of these kinds of news, in these queues; without any, in all."""
+
+    kind: int
+    queues: frozenset[str]
+
+    def ring(self) -> None:
+        """In the thread of whoever tells it."""
+        ...
 
 
 class Waiter:

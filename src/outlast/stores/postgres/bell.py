@@ -1,9 +1,9 @@
 """Rings for other processes and hears theirs: NOTIFY, seldom, and LISTEN, seen to work.
 
 A NOTIFY takes a lock that all notifying commits of a server share, and wakes every listener of the
-database. So it is sent after the commit, in a transaction of its own that waits for no disk, and at
-most twenty times a second; what comes in between is told together. Who doesn't hear of something
-finds it by polling.
+database. So it is sent after the commit, in a transaction of its own that waits for no disk (where
+it can be, in the same trip), and at most twenty times a second; what comes in between is told
+together. Who doesn't hear of something finds it by polling.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import asyncpg
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from outlast.stores.postgres.address import Address
     from outlast.stores.postgres.link import Link
 
-__all__ = ["Bell"]
+__all__ = ["Bell", "Pending"]
 
 _log = logging.getLogger(__name__)
 
@@ -43,6 +43,10 @@ _LISTENS = "SELECT EXISTS (SELECT 1 FROM pg_listening_channels() c WHERE c = $1:
 _KINDS = {"work": WORK, "room": ROOM}
 
 
+Pending: TypeAlias = dict[str, set[str]]
+"""The queues of each kind of news that is to be told."""
+
+
 class Bell:
     """Used in the store's own event loop alone, but for ``listens``."""
 
@@ -54,7 +58,7 @@ class Bell:
         self._me = me
         self._hearing = hearing
         self._news = news
-        self._pending: dict[str, set[str]] = {}
+        self._pending: Pending = {}
         self._rung_at = -1e9
         self._keeper: asyncio.Task[None] | None = None
         self._warned = False
@@ -70,18 +74,38 @@ class Bell:
                 if news.get(kind):
                     self._pending.setdefault(name, set()).update(news[kind])
 
-    def due_in(self) -> float | None:
+    def due_in(self, *, anything: bool = False) -> float | None:
         """In how many seconds to ring, or None if there is nothing to tell."""
-        if not self._pending:
+        if not (self._pending or anything):
             return None
         return max(0.0, self._rung_at + SPACING - time.monotonic())
+
+    def take(self, queue: str) -> Pending | None:
+        """What a commit is to tell by itself, with work in this queue; None if it is too early.
+
+        Whoever doesn't tell it after all hands it to ``give_back``.
+        """
+        if not self._address.notify or self.due_in(anything=True) != 0.0:
+            return None
+        taken, self._pending = self._pending, {}
+        self._rung_at = time.monotonic()
+        taken.setdefault("work", set()).add(queue)
+        return taken
+
+    def give_back(self, taken: Pending) -> None:
+        for name, queues in taken.items():
+            self._pending.setdefault(name, set()).update(queues)
+
+    def call(self, taken: Pending) -> tuple[str, str]:
+        """The channel, and what is said there."""
+        return self._channel, _words(self._me, taken)
 
     async def ring(self, link: Link) -> None:
         """Tell the others. What can't be told now is found by polling."""
         pending, self._pending = self._pending, {}
         self._rung_at = time.monotonic()
         try:
-            await link.plain(_RING, self._channel, _words(self._me, pending))
+            await link.plain(_RING, *self.call(pending))
         except (StoreError, OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
             _log.info("%s: news could not be told: %s", self._address.shown, type(error).__name__)
 
@@ -164,7 +188,7 @@ class Bell:
                 self._news.heard(_KINDS[name], queues)
 
 
-def _words(sender: str, pending: dict[str, set[str]]) -> str:
+def _words(sender: str, pending: Pending) -> str:
     parts = [sender]
     for name, queues in pending.items():
         named = sorted(queues) if len(queues) <= MOST_QUEUES else [EVERYWHERE]

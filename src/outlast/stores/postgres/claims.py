@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from outlast.job import Claim, Failure
 from outlast.stores.news import ROOM, WORK
@@ -23,6 +23,7 @@ __all__ = [
     "LINES",
     "TAKE_MERGED",
     "TAKE_ONE_LINE",
+    "Wanted",
     "bury",
     "claim",
     "lines_of",
@@ -117,17 +118,22 @@ BITE = 2000
 """Jobs that become due, or expire, in one claim; more take another."""
 
 
-async def claim(
-    turn: Turn,
-    token: bytes,
-    queues: Collection[str],
-    tasks: Collection[str | None],
-    limit: int,
-    lease: float,
-    worker: str,
-    newest: bool,
-) -> list[Claim]:
+class Wanted(NamedTuple):
+    """What ``Store.claim`` is asked for."""
+
+    queues: Collection[str]
+    tasks: Collection[str | None]
+    limit: int
+    lease: float
+    worker: str
+    newest: bool = False
+    patient: bool = False
+    """Whether it wants to know, of a claim that finds too little, when the next job comes due."""
+
+
+async def claim(turn: Turn, token: bytes, wanted: Wanted) -> list[Claim]:
     """See ``Store.claim``."""
+    limit, newest = wanted.limit, wanted.newest
     [ahead] = await turn.fetch(_AHEAD, turn.now)
     due, expired, lanes, count, paused, bounded = ahead
     if due:
@@ -136,11 +142,10 @@ async def claim(
         await expire(turn, BITE)
     if count != len(turn.lines.names):
         await turn.lines.load(turn.connection, turn.names)
-    wanted = set(queues) - set(paused)
-    lines = lines_of(turn, wanted, tasks)
+    lines = lines_of(turn, set(wanted.queues) - set(paused), wanted.tasks)
     if not lines:
-        return []
-    taken = marks(turn, token, lease, worker)
+        return await _short(turn, wanted, [])
+    taken = marks(turn, token, wanted)
     if newest or lanes:
         chosen = await _pick(turn, lines, limit, newest)
         rows = await turn.fetch(_TAKE_CHOSEN, chosen, limit, *taken) if chosen else []
@@ -150,9 +155,14 @@ async def claim(
         rows = await turn.fetch(TAKE_MERGED, lines, limit, *taken)
     claims = read(turn, rows, token, newest)
     await drop_keys(turn, [_key_of(each.job) for each in claims if each.job.key_queued])
-    if not bounded:
-        return claims
-    turn.tell(ROOM, {claim.job.queue for claim in claims if claim.job.queue in bounded})
+    if bounded:
+        turn.tell(ROOM, {claim.job.queue for claim in claims if claim.job.queue in bounded})
+    return await _short(turn, wanted, claims)
+
+
+async def _short(turn: Turn, wanted: Wanted, claims: list[Claim]) -> list[Claim]:
+    if wanted.patient and len(claims) < wanted.limit:
+        turn.due = await turn.value(_NEXT_DUE)
     return claims
 
 
@@ -165,9 +175,9 @@ def lines_of(turn: Turn, queues: Collection[str], tasks: Collection[str | None])
     ]
 
 
-def marks(turn: Turn, token: bytes, lease: float, worker: str) -> tuple[Any, ...]:
+def marks(turn: Turn, token: bytes, wanted: Wanted) -> tuple[Any, ...]:
     """What is written into the rows that are taken: $3 to $7."""
-    return token, turn.mono + lease, worker, turn.now, turn.epoch * STARTS
+    return token, turn.mono + wanted.lease, wanted.worker, turn.now, turn.epoch * STARTS
 
 
 async def next_due(turn: Turn) -> float | None:

@@ -21,6 +21,7 @@ from outlast.stores.postgres.bell import Bell
 from outlast.stores.postgres.faults import Careful, Dropped, Refused, is_ours, mapped
 from outlast.stores.postgres.link import CLAIMING, SETTLING, Link
 from outlast.stores.postgres.op import Op, deliver
+from outlast.stores.postgres.patient import Patient
 from outlast.stores.postgres.servertime import ServerTime
 from outlast.stores.postgres.swift import add_swiftly
 from outlast.stores.postgres.turn import Lines
@@ -96,6 +97,7 @@ class Engine:
         self._work = asyncio.Event()
         self._writer: asyncio.Task[None]
         self._reads: set[asyncio.Task[None]] = set()
+        self._parked: set[Patient] = set()
 
     # -- for callers, in any thread
 
@@ -122,6 +124,14 @@ class Engine:
         if self._closing:
             raise StoreClosed("the store is closed")
         self._loop.call_soon_threadsafe(self._begin, op)
+
+    def park(self, op: Op[Any], queues: Sequence[str], idle: Callable[[], bool]) -> Patient:
+        """Have a call done as soon as it is not ``idle``, or there is news, or it is rung."""
+        if self._closing:
+            raise StoreClosed("the store is closed")
+        patient = Patient(op, queues, self._loop, self._unpark)
+        self._loop.call_soon_threadsafe(self._park, patient, idle)
+        return patient
 
     def listen(self) -> None:
         """Somebody is about to wait for news of others."""
@@ -164,6 +174,8 @@ class Engine:
         await self._writing.plain("SELECT 1")
 
     async def _finish(self) -> None:
+        for patient in list(self._parked):
+            self._unpark(patient)
         self._work.set()
         await self._writer
         while self._reads:
@@ -210,6 +222,27 @@ class Engine:
         task = self._loop.create_task(self._alone(op, self._reading, CLAIMING))
         self._reads.add(task)
         task.add_done_callback(self._reads.discard)
+
+    def _park(self, patient: Patient, idle: Callable[[], bool]) -> None:
+        self._news.join(patient)
+        if self._closing or not idle():
+            self._go_on(patient)
+        else:
+            self._parked.add(patient)
+
+    def _unpark(self, patient: Patient) -> None:
+        if patient in self._parked:
+            self._parked.remove(patient)
+            self._go_on(patient)
+
+    def _go_on(self, patient: Patient) -> None:
+        self._news.drop(patient)
+        if self._closing:
+            patient.op.error = StoreClosed("the store is closed")
+        if self._closing or patient.op.unheard:
+            deliver([patient.op])
+        else:
+            self._begin(patient.op)
 
     async def _write(self) -> None:
         while True:
@@ -304,12 +337,20 @@ class Engine:
             self._bounded |= bounds
         self._turns += 1
         together.compacts = self._turns % COMPACT_EVERY == 0
-        swift = partial(together.add, commit=self._commit) if together.is_swift else None
-        _, news = await self._writing.run(
-            together.write, self._settling, together.lines, swift=swift
-        )
+        swift, taken = None, None
+        if together.is_swift:
+            taken = self.bell.take(together.queue)
+            call = () if taken is None else self.bell.call(taken)
+            swift = partial(together.add, commit=self._commit, call=call)
+        try:
+            _, news = await self._writing.run(
+                together.write, self._settling, together.lines, swift=swift
+            )
+        finally:
+            if taken is not None and not together.told:
+                self.bell.give_back(taken)
         together.answer()
-        self._tell(news)
+        self._tell(news, told=together.told)
 
     async def _alone(self, op: Op[Any], link: Link, begin: str) -> None:
         assert op.work is not None
@@ -325,13 +366,15 @@ class Engine:
             self._fail([op], error)
         deliver([op])
 
-    def _tell(self, news: dict[int, set[str]]) -> None:
+    def _tell(self, news: dict[int, set[str]], told: bool = False) -> None:
+        """``told``: other processes have heard of it."""
         for kind, queues in news.items():
             if queues:
                 self._news.heard(kind, queues)
             elif kind == ENDED:
                 self._news.wake(ENDED, (EVERYWHERE,))
-        self.bell.tell(news)
+        if not told:
+            self.bell.tell(news)
         if self.bell.due_in() is not None:
             self._work.set()
 
@@ -342,6 +385,8 @@ class _Group:
     def __init__(self, ops: Sequence[Op[Any]], careful: bool) -> None:
         self.careful = careful
         self.compacts = False
+        self.told = False
+        """Whether its commit has told other processes of it."""
         self._adds = [op for op in ops if op.jobs]
         self._settles = [op for op in ops if op.verdicts]
         self._model = _model_of(self._adds)
@@ -364,10 +409,18 @@ class _Group:
         """Whether all of it is one add, of jobs of which nothing is asked."""
         return self._model is not None and not (self._verdicts or self.careful or self.compacts)
 
-    async def add(self, turn: Turn, commit: str) -> bool | None:
+    @property
+    def queue(self) -> str:
+        """Of what is swift."""
+        assert self._model is not None
+        return self._model.queue
+
+    async def add(self, turn: Turn, commit: str, call: tuple[str, ...]) -> bool | None:
         """``write`` and the commit, for what is swift; None if nothing was done."""
         assert self._model is not None
-        return await add_swiftly(turn, self._model, *self._columns(), commit)
+        done = await add_swiftly(turn, self._model, *self._columns(), commit, call)
+        self.told = bool(done and call)
+        return done
 
     def _columns(self) -> tuple[list[str], list[bytes]]:
         ids = [id_ for each in self._ids for id_ in each]

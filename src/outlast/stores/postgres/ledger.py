@@ -19,15 +19,25 @@ if TYPE_CHECKING:
     from outlast.job import Job
     from outlast.stores.postgres.turn import Turn
 
-__all__ = ["count", "depth", "ended", "find", "get", "lines", "namespaces", "workers"]
+__all__ = [
+    "HAVE_ENDED",
+    "count",
+    "depth",
+    "ended",
+    "find",
+    "get",
+    "lines",
+    "namespaces",
+    "workers",
+]
 
 _BY_IDS = (
     f"SELECT {LIVE} FROM @jobs WHERE id = ANY($1::text[])"
     f" UNION ALL SELECT {ENDED} FROM @ended WHERE id = ANY($1::text[])"
 )
-_HAVE_ENDED = (
-    "SELECT id, false FROM @jobs WHERE id = ANY($1::text[])"
-    " UNION ALL SELECT id, true FROM @ended WHERE id = ANY($1::text[])"
+HAVE_ENDED = (
+    "SELECT j.id, false FROM @jobs j WHERE j.id = ANY($1::text[])"
+    " UNION ALL SELECT e.id, true FROM @ended e WHERE e.id = ANY($1::text[])"
 )
 _PLACE = (
     "SELECT seq FROM @jobs WHERE id = $1::text UNION ALL SELECT seq FROM @ended WHERE id = $1::text"
@@ -130,7 +140,7 @@ async def find(
 
 async def ended(turn: Turn, ids: Sequence[str]) -> list[Job]:
     """Those that have ended. Raises ``JobNotFound`` for what isn't stored."""
-    found: dict[str, bool] = dict(await turn.fetch(_HAVE_ENDED, texts(ids)))
+    found: dict[str, bool] = dict(await turn.fetch(HAVE_ENDED, texts(ids)))
     for id_ in ids:
         if id_ not in found:
             raise JobNotFound(f"no job {id_} is stored: it never was, or it was deleted")

@@ -8,6 +8,7 @@ lost leaves its job queued.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -20,7 +21,7 @@ from outlast.limits import check_jobs
 from outlast.store import Durability, Feature
 from outlast.stores.news import ENDED, ROOM, WORK
 from outlast.stores.postgres import ledger, opening, steering, upkeep
-from outlast.stores.postgres.claims import bury, claim, next_due
+from outlast.stores.postgres.claims import Wanted, bury, claim, next_due
 from outlast.stores.postgres.engine import Engine
 from outlast.stores.postgres.faults import mapped
 from outlast.stores.postgres.joined import Joinable
@@ -30,14 +31,14 @@ from outlast.stores.postgres.op import Op, reading
 from outlast.stores.postgres.schema import MIGRATIONS, Names, migrate, schema_name, version_of
 from outlast.stores.postgres.servertime import ServerTime
 from outlast.stores.postgres.steps import Stepped
-from outlast.stores.postgres.swift import claim_swiftly, make
+from outlast.stores.postgres.swift import claim_swiftly, ended_swiftly, make
 from outlast.stores.postgres.turn import Lines
 from outlast.stores.postgres.verdicts import settle
 from outlast.stores.surface import Served
 from outlast.stores.versions import Versions
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
     from pathlib import Path
 
     from asyncpg import Connection
@@ -77,6 +78,7 @@ class PostgresStore(Stepped, Joinable, Moved, Served[Engine]):
         | Feature.STEPS
         | Feature.JOIN
         | Feature.PUSH
+        | Feature.PROMPT
     )
 
     def __init__(
@@ -101,6 +103,10 @@ class PostgresStore(Stepped, Joinable, Moved, Served[Engine]):
         self.names = Names(address.schema, namespace)
         self.library = f"PostgreSQL (asyncpg {asyncpg.__version__})"
         self.address = address
+        self._seen: tuple[Any, ...] = ()
+        """The terms of the last patient claim that found too little, and what was heard before."""
+        self._come = float("inf")
+        """When, by the clock of the one who waits, the next delayed job comes due."""
 
     # -- opening and closing
 
@@ -156,40 +162,79 @@ class PostgresStore(Stepped, Joinable, Moved, Served[Engine]):
         worker: str,
         newest: bool,
     ) -> Op[Sequence[Claim]]:
+        return self._asking(Wanted(queues, tasks, limit, lease, worker, newest))
+
+    def _asking(self, wanted: Wanted) -> Op[Sequence[Claim]]:
         self._running().listen()
-
-        async def work(turn: Turn) -> Sequence[Claim]:
-            seen = self._news.count(WORK, queues)
-            token = self._chance.token()
-            found = await claim(turn, token, queues, tasks, limit, lease, worker, newest)
-            return self._claimed(turn, token, found, seen, limit)
-
-        async def swift(turn: Turn) -> Sequence[Claim] | None:
-            seen = self._news.count(WORK, queues)
-            token = self._chance.token()
-            found = await claim_swiftly(turn, token, queues, tasks, limit, lease, worker)
-            if found is None:
-                return None
-            return self._claimed(turn, token, found, seen, limit)
-
+        work = partial(self._claiming, wanted=wanted, how=claim)
         op: Op[Sequence[Claim]] = Op(work, promised=False, reads=True)
-        op.swift = None if newest else swift
+        op.swift = None
+        if not wanted.newest:
+            op.swift = partial(self._claiming, wanted=wanted, how=claim_swiftly)
         op.revert = _give_back
         op.fenced = True
         return op
 
-    def _claimed(
-        self, turn: Turn, token: bytes, found: list[Claim], seen: Mapping[str, int], limit: int
-    ) -> list[Claim]:
+    async def _claiming(
+        self, turn: Turn, wanted: Wanted, how: Callable[[Turn, bytes, Wanted], Awaitable[Any]]
+    ) -> Any:
         """Whoever got less than he asked for has seen all that there is, unless rows are spoilt."""
+        seen = self._news.count(WORK, wanted.queues)
+        token = self._chance.token()
+        if wanted.patient:
+            self._seen = ()
+        found = await how(turn, token, wanted)
         if turn.damaged:
             work = partial(bury, seqs=turn.damaged, token=token)
             # Should it fail, they are found again when the lease has run out.
             with contextlib.suppress(StoreError):
                 self._submit(Op(work, after_reads=True))
-        elif len(found) < limit:
-            self._news.look(WORK, seen)
+        elif found is not None and len(found) < wanted.limit:
+            if wanted.patient:
+                left = float("inf") if turn.due is None else turn.due - turn.now
+                self._come = self.clock.monotonic() + left
+                self._seen = wanted.queues, wanted.tasks, seen
+            else:
+                self._news.look(WORK, seen)
         return found
+
+    async def claim_next(
+        self,
+        queues: Sequence[str],
+        tasks: Sequence[str | None],
+        limit: int,
+        lease: float,
+        worker: str,
+        timeout: float,
+        enough: asyncio.Future[None],
+    ) -> Sequence[Claim]:
+        if limit <= 0:
+            return []
+        engine = self._running()
+        op = self._asking(Wanted(queues, tasks, limit, lease, worker, patient=True))
+        reply: asyncio.Future[Sequence[Claim]] = asyncio.get_running_loop().create_future()
+        op.reply = reply
+        left = min(timeout, self._come - self.clock.monotonic())
+        if not engine.bell.listens:
+            left = min(left, POLL)
+
+        def idle() -> bool:
+            return self._seen == (queues, tasks, self._news.count(WORK, queues))
+
+        patient = engine.park(op, queues, idle)
+        alarm = asyncio.ensure_future(self.clock.sleep(max(0.0, left)))
+        for other in (alarm, enough):
+            other.add_done_callback(patient.ring)
+        try:
+            return await reply
+        except asyncio.CancelledError:
+            op.orphan(self._unclaim)
+            patient.ring()
+            raise
+        finally:
+            for other in (alarm, enough):
+                other.remove_done_callback(patient.ring)
+            alarm.cancel()
 
     def _settle_op(self, verdicts: Sequence[Verdict]) -> Op[Sequence[Lost]]:
         return Op(verdicts=verdicts)
@@ -278,7 +323,9 @@ class PostgresStore(Stepped, Joinable, Moved, Served[Engine]):
         while True:
             waiter = self._news.wait(ENDED)
             try:
-                found = await self._read(partial(ledger.ended, ids=ids))
+                op = reading(partial(ledger.ended, ids=ids))
+                op.swift = partial(ended_swiftly, ids=ids)
+                found = await self._do(op)
                 left = deadline - self.clock.monotonic()
                 if found or left <= 0:
                     return found

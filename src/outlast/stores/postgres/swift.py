@@ -1,9 +1,10 @@
-"""The usual add and the usual claim in one trip each: functions that the server holds.
+"""The usual add, claim and look for ends in one trip each: routines that the server holds.
 
-A transaction takes four trips, and a lone job waits for all of them. A function that is called
-alone is a transaction of its own; settings of the planner are part of it, and its plans are made
-under them. Its name tells its text, so that each release calls its own, and nothing is kept in a
-session. Where it isn't there, or the case is not the usual one, the long way is taken.
+A transaction takes four trips and a NOTIFY one more, and a lone job waits for all of them. A
+function that is called alone is a transaction of its own; settings of the planner are part of it,
+and its plans are made under them. Its name tells its text, so that each release calls its own, and
+nothing is kept in a session. Where it isn't there, or the case is not the usual one, the long way
+is taken.
 """
 
 from __future__ import annotations
@@ -14,23 +15,24 @@ from typing import TYPE_CHECKING
 import asyncpg
 
 from outlast.stores.news import WORK
-from outlast.stores.postgres import adds, claims
-from outlast.stores.postgres.faults import Careful
+from outlast.stores.postgres import adds, claims, ledger
+from outlast.stores.postgres.faults import Careful, Dropped
 from outlast.stores.postgres.link import LOCK_TIMEOUT, planner
-from outlast.stores.postgres.rows import LIVE, opts_of
+from outlast.stores.postgres.rows import LIVE, opts_of, texts
 from outlast.stores.postgres.schema import lock_number
 from outlast.stores.postgres.turn import LOG_INTO
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Sequence
 
     from asyncpg import Connection
 
     from outlast.job import Claim, Job
+    from outlast.stores.postgres.claims import Wanted
     from outlast.stores.postgres.schema import Names
     from outlast.stores.postgres.turn import Turn
 
-__all__ = ["add_swiftly", "claim_swiftly", "make"]
+__all__ = ["add_swiftly", "claim_swiftly", "ended_swiftly", "make"]
 
 _UNUSUAL = (
     f" PERFORM set_config('lock_timeout', '{LOCK_TIMEOUT}', true);"
@@ -51,11 +53,15 @@ def _take(text: str) -> str:
 
 
 def _function(kind: str, takes: str, gives: str, nested: str, body: str) -> tuple[str, str]:
-    """Its name, and what makes it."""
     sets = " ".join(f"SET {name} TO {value}" for name, value in planner(nested).items())
-    rest = f"({takes}) RETURNS {gives} LANGUAGE plpgsql VOLATILE {sets} AS $f$ {body} END $f$"
+    return _routine("FUNCTION", kind, takes, f"RETURNS {gives} VOLATILE {sets}", body)
+
+
+def _routine(what: str, kind: str, takes: str, more: str, body: str) -> tuple[str, str]:
+    """Its name, and what makes it."""
+    rest = f"({takes}) {more} LANGUAGE plpgsql AS $f$ {body} END $f$"
     name = f"{kind}_{hashlib.sha256(rest.encode()).hexdigest()[:16]}"
-    return name, f"CREATE FUNCTION @{name}{rest}"
+    return name, f"CREATE {what} @{name}{rest}"
 
 
 _CLAIM, _MAKE_CLAIM = _function(
@@ -63,14 +69,17 @@ _CLAIM, _MAKE_CLAIM = _function(
     "int[], int, bytea, float8, text, float8, bigint, int",
     "SETOF @jobs",
     "on",
-    "DECLARE nobody @jobs; BEGIN PERFORM set_config('synchronous_commit', 'off', true);"
+    "DECLARE nobody @jobs; n bigint; BEGIN PERFORM set_config('synchronous_commit', 'off', true);"
+    " nobody.due := (SELECT min(due) FROM @jobs WHERE state = 0);"
     + _UNUSUAL
-    + f" OR {claims.DUE} OR {claims.EXPIRED} OR {claims.LANED}".replace("{now}", "$6")
+    + f" OR nobody.due <= $6 OR {claims.EXPIRED} OR {claims.LANED}".replace("{now}", "$6")
     + f" OR {claims.LINES} <> $8"
     " OR EXISTS (SELECT FROM @pauses) OR EXISTS (SELECT FROM @bounded)"
     " THEN RETURN NEXT nobody; RETURN; END IF;"
     f" IF cardinality($1) = 1 THEN {_take(claims.TAKE_ONE_LINE)};"
-    f" ELSE {_take(claims.TAKE_MERGED)}; END IF;",
+    f" ELSE {_take(claims.TAKE_MERGED)}; END IF; GET DIAGNOSTICS n = ROW_COUNT;"
+    # Who found too little is told as well how long there is to wait.
+    " IF n < $2 THEN nobody.state := 0; RETURN NEXT nobody; END IF;",
 )
 _ADD, _MAKE_ADD = _function(
     "add",
@@ -85,8 +94,31 @@ _ADD, _MAKE_ADD = _function(
     " THEN RAISE unique_violation USING MESSAGE = 'a job of this id has ended'; END IF;"
     f" {LOG_INTO} VALUES ($3, cardinality($1), 0, 0, 0, 0, 0); RETURN true;",
 )
+_TELL, _MAKE_TELL = _routine(
+    "PROCEDURE",
+    "tell",
+    "text[], bytea[], int, float8, text, text, text, text, text, text, INOUT done boolean",
+    "",
+    f"BEGIN done := @{_ADD}($1, $2, $3, $4, $5, $6, $7, $8); IF done THEN COMMIT;"
+    # It must be without settings of its own, to commit: so all is named with its schema.
+    " PERFORM pg_catalog.set_config('synchronous_commit', 'off', true);"
+    # Where it is full, the commit would fail: of a job that is there already.
+    " IF pg_catalog.pg_notification_queue_usage() OPERATOR(pg_catalog.<)"
+    " '0.9'::pg_catalog.float8 THEN PERFORM pg_catalog.pg_notify($9, $10); END IF; END IF;",
+)
+"""The add, its commit, and what others are told of it in a second commit, which no disk is waited
+for in: others who tell are held up for as long as that takes, and no longer."""
+_LOOK, _MAKE_LOOK = _function(
+    "look",
+    "text[]",
+    "TABLE (id text, ended boolean)",
+    "on",
+    f"BEGIN RETURN QUERY {ledger.HAVE_ENDED};",
+)
+_CALL_LOOK = f"SELECT id, ended FROM @{_LOOK}($1)"
 _CALL_CLAIM = f"SELECT {LIVE} FROM @{_CLAIM}($1, $2, $3, $4, $5, $6, $7, $8)"
 _CALL_ADD = f"SELECT @{_ADD}($1, $2, $3, $4, $5, $6, $7, $8)"
+_CALL_TELL = f"CALL @{_TELL}($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, NULL)"
 _THERE = (
     "SELECT p.proname FROM pg_catalog.pg_proc p JOIN pg_catalog.pg_namespace n"
     " ON n.oid = p.pronamespace WHERE n.nspname = $1::text AND p.proname = ANY($2::text[])"
@@ -95,7 +127,7 @@ _THERE = (
 
 async def make(connection: Connection, names: Names) -> None:
     """Have them there, if our role may make any; else the others do without."""
-    wanted = {_CLAIM: _MAKE_CLAIM, _ADD: _MAKE_ADD}
+    wanted = {_CLAIM: _MAKE_CLAIM, _ADD: _MAKE_ADD, _TELL: _MAKE_TELL, _LOOK: _MAKE_LOOK}
     if len(await connection.fetch(_THERE, names.schema, list(wanted))) == len(wanted):
         return
     try:
@@ -110,34 +142,51 @@ async def make(connection: Connection, names: Names) -> None:
         return  # the second: without the language
 
 
-async def claim_swiftly(
-    turn: Turn,
-    token: bytes,
-    queues: Collection[str],
-    tasks: Collection[str | None],
-    limit: int,
-    lease: float,
-    worker: str,
-) -> list[Claim] | None:
+async def claim_swiftly(turn: Turn, token: bytes, wanted: Wanted) -> list[Claim] | None:
     """``claim``, the usual way round; None if this is not the usual case, and nothing was done."""
-    lines = claims.lines_of(turn, queues, tasks)
+    lines = claims.lines_of(turn, wanted.queues, wanted.tasks)
     if not lines:
         return None
-    marks = claims.marks(turn, token, lease, worker)
-    rows = await turn.fetch(_CALL_CLAIM, lines, limit, *marks, len(turn.lines.names))
-    if rows and rows[0][0] is None:
-        return None
+    marks = claims.marks(turn, token, wanted)
+    rows = await turn.fetch(_CALL_CLAIM, lines, wanted.limit, *marks, len(turn.lines.names))
+    if rows and rows[-1][0] is None:
+        nobody = rows.pop()
+        if nobody[3] is None:
+            return None
+        turn.due = nobody[10]
     return claims.read(turn, rows, token, newest=False)
 
 
+async def ended_swiftly(turn: Turn, ids: Sequence[str]) -> list[Job] | None:
+    """``ledger.ended`` where all are there and none has ended; else None."""
+    found = await turn.fetch(_CALL_LOOK, texts(ids))
+    if len(found) < len(set(ids)) or any(ended for _, ended in found):
+        return None
+    return []
+
+
 async def add_swiftly(
-    turn: Turn, model: Job, ids: list[str], payloads: list[bytes], commit: str
+    turn: Turn,
+    model: Job,
+    ids: list[str],
+    payloads: list[bytes],
+    commit: str,
+    call: tuple[str, ...],
 ) -> bool | None:
-    """``add_alike``, with the commit; None if nothing was done. Raises ``Careful`` as that does."""
+    """``add_alike``, with the commit; None if nothing was done. Raises ``Careful`` as that does.
+
+    ``call``: where and what to tell others once it is committed, if they are to be told by this.
+    """
     line = turn.lines.ids[model.queue, model.task]
     turn.tell(WORK, (model.queue,))
     marks = (line, turn.now, opts_of(model), commit, min(ids), max(ids))
+    text = _CALL_TELL if call else _CALL_ADD
     try:
-        return await turn.value(_CALL_ADD, ids, payloads, *marks) or None
+        return await turn.value(text, ids, payloads, *marks, *call) or None
     except asyncpg.UniqueViolationError:
         raise Careful from None
+    except asyncpg.QueryCanceledError as error:
+        if not call:
+            raise
+        # Between the two commits, perhaps.
+        raise Dropped(error, committing=True) from error

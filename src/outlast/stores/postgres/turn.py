@@ -83,6 +83,8 @@ class Turn:
         """Higher than any before it that a lost claim may have been made under; 0 if not asked."""
         self.mono = mono
         """The time that leases are measured by."""
+        self.due: float | None = None
+        """When the next delayed job comes due, if a claim has looked and there is one."""
         self.news: dict[int, set[str]] = {}
         self.damaged: list[int] = []
         """Places of rows that were claimed and can't be read."""
