@@ -55,7 +55,7 @@ async def come_and_go(server: PostgresServer, seconds: float) -> dict[str, objec
             await store.add(_jobs(names))
         while (passed := clock.monotonic() - began) < seconds:
             await store.add(_jobs(names))
-            claims = await store.claim(["default"], [None, "t"], BATCH, 60.0, "w")
+            claims = await store.claim(["default"], [None, "t"], BATCH + BATCH // 10, 60.0, "w")
             assert not await store.renew(claims, 300.0)
             verdicts = [
                 retry(claim, 0.2, Failure(kind="error"))
