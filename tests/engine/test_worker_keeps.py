@@ -10,6 +10,7 @@ from tests.engine.rig import Gate, Rig, until
 
 from outlast import Hooks, JobCancelled, Status, StoreUnavailable, current
 from outlast.job import Death, Job
+from outlast.worker import renew
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,6 +33,21 @@ async def test_a_lease_is_kept_as_long_as_the_job_runs(rig: Rig) -> None:
         gate.open.set()
         assert await handle.result(60) == 1
     assert (await rig.job(handle.id)).attempt == 1
+
+
+async def test_more_leases_than_go_into_one_write_are_all_kept(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(renew, "CHUNK", 2)
+    gate = Gate(rig)
+    handles = [await gate.task.enqueue(n) for n in range(5)]
+    async with rig.worker(lease=15, concurrency=5):
+        await until(lambda: len(gate.running) == 5)
+        for _ in range(4):
+            await rig.pass_time(10)
+        jobs = [await rig.job(handle.id) for handle in handles]
+        assert [job.status for job in jobs] == [Status.RUNNING] * 5
+        gate.open.set()
 
 
 async def test_fast_jobs_are_never_renewed(rig: Rig) -> None:
