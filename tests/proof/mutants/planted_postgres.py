@@ -62,7 +62,7 @@ POSTGRES_BUGS = (
     Bug(
         "PostgreSQL: nobody hears of what was committed",
         f"{POSTGRES}/engine.py",
-        "        together.answer()\n        self._tell(news)\n",
+        "        together.answer()\n        self._tell(news, told=together.told)\n",
         "        together.answer()\n",
         conformance("wait", "wakes_for_a_new_job"),
     ),
