@@ -22,7 +22,7 @@ POSTGRES_BUGS = (
         f"{POSTGRES}/verdicts.py",
         "j.seq = v.place AND j.receipt = v.token",
         "j.seq = v.place AND v.token IS NOT NULL",
-        conformance("settle", "wrong_receipt"),
+        conformance("settle", "next_holder"),
     ),
     Bug(
         "PostgreSQL: settles as durably as the role likes",
