@@ -41,6 +41,7 @@ async def add_one_by_one(stage: Stage) -> None:
 async def add_many(stage: Stage) -> None:
     await stage.add([stage.job(priority=number % 3) for number in range(25)])
     await stage.add([stage.job(size=9000)])
+    await stage.add([stage.job() for _ in range(5)])
 
 
 async def add_keyed(stage: Stage) -> None:
