@@ -45,9 +45,12 @@ def run_planted(bug: Bug, seconds: float = 240.0) -> Outcome:
     """
     with tempfile.TemporaryDirectory(prefix="outlast-bug-") as scratch:
         copy = Path(scratch) / "outlast"
-        shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__"))
+        # With what Python compiled, whose times stay true: each process would do it anew.
+        shutil.copytree(PACKAGE, copy)
         if bug.file:
             plant(copy / bug.file, bug)
+            for compiled in (copy / bug.file).parent.glob("__pycache__/*.pyc"):
+                compiled.unlink()
         words = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "0", "-p", "no:randomly"]
         # What a bug lets hang need not hang for as long as a busy machine may take.
         words += [
@@ -59,7 +62,7 @@ def run_planted(bug: Bug, seconds: float = 240.0) -> Outcome:
             "addopts=--import-mode=importlib",
             *bug.tests,
         ]
-        env = {**os.environ, "PYTHONPATH": scratch, "PYTHONDONTWRITEBYTECODE": "1"}
+        env = {**os.environ, "PYTHONPATH": scratch}
         for name in ("PYTEST_XDIST_WORKER", "PYTEST_CURRENT_TEST", "PYTEST_ADDOPTS"):
             env.pop(name, None)
         try:
