@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["Bug", "Outcome", "is_caught", "run_planted"]
+__all__ = ["PACKAGE", "Bug", "Outcome", "is_caught", "plant", "run_planted"]
 
 ROOT = Path(__file__).parents[3]
 PACKAGE = ROOT / "src" / "outlast"
