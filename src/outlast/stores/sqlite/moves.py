@@ -56,11 +56,12 @@ _AT_THEIR_END = (
 _NEXT_IN_LANE = (
     "UPDATE jobs SET state = 1 WHERE seq IN (SELECT seq FROM (SELECT seq, row_number() OVER"
     " (PARTITION BY line ORDER BY priority DESC, rank, due, seq) AS n FROM jobs"
-    " WHERE space = ?1 AND lane = ?2 AND state = 2) WHERE n = 1)"
-    " AND NOT EXISTS (SELECT 1 FROM jobs WHERE space = ?1 AND lane = ?2 AND (state = 3"
-    " OR state < 3 AND attempt > 0))"
+    " WHERE space = ? AND lane = ? AND state = 2) WHERE n = 1)"
 )
-"""The first of each line: the first of all may be in a paused queue, or of a task nobody knows."""
+"""The first of each line: the first of all may be in a paused queue, or of a task nobody knows.
+
+Whether the lane is still held, a claim looks anyway: it holds back again what came too soon.
+"""
 _ENDING = "WITH v (s, g) AS (VALUES"
 _IS_ENDED = (
     ") UPDATE jobs SET state = ?, failure = ifnull(?, failure), finished_at = ?, receipt = NULL,"
