@@ -340,7 +340,7 @@ def _service(folder: Path, *words: str, program: Any = tolls) -> Iterator[subpro
         process.wait()
 
 
-def stopping(found: Figures, dice: random.Random, stops: int = 40) -> None:
+def stopping(found: Figures, dice: random.Random, stops: int = 80) -> None:
     """SIGTERM to `outlast worker`, idle and busy.
 
     Some are started beside each other, since that takes most of the time. They are stopped one
@@ -448,7 +448,7 @@ def measure(names: Sequence[str], seed: int) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="scenarios by comma: " + ", ".join(SCENARIOS))
-    parser.add_argument("--stops", type=int, default=40, help="how often a worker is stopped")
+    parser.add_argument("--stops", type=int, default=80, help="how often a worker is stopped")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--budget", type=float, default=3600.0, help="not heeded: it is one piece")
     told = parser.parse_args()

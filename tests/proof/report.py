@@ -143,7 +143,8 @@ TITLES = {
     "bounds": (
         "What takes how long at worst",
         "F8 to F11: repeats where nothing fails, recoveries, the end of a worker, a full disk; the"
-        " 99th percentile of the samples against its limit.",
+        " 99th percentile of the samples against its limit. Run ahead of whatever else the machine"
+        " does meanwhile (`chrt`), where the command says so.",
     ),
     "cases": (
         "The cases from the field, in full",

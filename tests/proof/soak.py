@@ -43,6 +43,8 @@ class Rig(NamedTuple):
     root: bool = False
     server: str = ""
     """A program that must be installed."""
+    before: tuple[str, ...] = ()
+    """What the command begins with, ahead of Python."""
 
 
 LIVES = (
@@ -88,6 +90,9 @@ BROKER_LOADS = (
 )
 PARTS = 4
 DEEDS = ("--rounds", "1000000", "--beside", "4")
+SCENES = ("stop", "reopen", "host,calm,disk", "servers")
+AHEAD = ("chrt", "-r", "10")
+"""Ahead of whatever else runs on the machine: its work is not what is measured."""
 LOADS = (
     *("outlast-power", "outlast-power", "outlast-power", "plain-full", "outlast-process"),
     *("outlast-power", "outlast-power", "outlast-power", "outlast-memory", "outlast-tmpfs"),
@@ -143,7 +148,9 @@ RIGS: dict[str, Rig] = {
     "nth": Rig("tests.proof.nth", _failures, 1.0),
     "calls": Rig("tests.proof.calls", _calls, 1.0),
     "flips": Rig("tests.proof.faults", lambda seed: ["flip-bits"], 0.25),
-    "bounds": Rig("tests.proof.bounds", lambda seed: [], 0.25, root=True),
+    "bounds": Rig(
+        *("tests.proof.bounds", _variant(SCENES, "--only"), 0.25), root=True, before=AHEAD
+    ),
     "cases": Rig("tests.proof.cases", _variant(tuple(FILES), "--only"), 0.25),
     # In one piece of an hour: scripts/soak --only bloat --piece 3600
     "bloat": Rig("tests.proof.bloat", lambda seed: [], 0.0, server="postgres"),
@@ -161,10 +168,11 @@ def command_of(name: str, seed: int, budget: float) -> list[str]:
 def run_piece(name: str, seed: int, budget: float) -> Line:
     """One piece in processes of its own. A rig that fails to run is a finding as well."""
     words = command_of(name, seed, budget)
-    before = ["unshare", "--mount", "--propagation", "private"] if RIGS[name].root else []
+    first = RIGS[name].before
+    apart = ["unshare", "--mount", "--propagation", "private"] if RIGS[name].root else []
     began = time.monotonic()
     done = subprocess.run(
-        [*before, sys.executable, "-m", *words],
+        [*apart, *first, sys.executable, "-m", *words],
         cwd=ROOT,
         capture_output=True,
         check=False,
@@ -182,7 +190,7 @@ def run_piece(name: str, seed: int, budget: float) -> Line:
         commit=commit(),
         machine=machine(),
         seconds=round(time.monotonic() - began, 1),
-        command="python -m " + " ".join(words),
+        command=" ".join((*first, "python", "-m", *words)),
         numbers=numbers,
     )
 
@@ -223,6 +231,8 @@ def usable(name: str) -> str:
     if rig.root and os.geteuid() != 0:
         return "needs root"
     places = Path("/usr/lib").glob(f"*/*/bin/{rig.server}") if rig.server else ()
+    if rig.before and not shutil.which(rig.before[0]):
+        return f"needs {rig.before[0]}"
     if rig.server and not (shutil.which(rig.server) or any(places)):
         return f"needs {rig.server}"
     return ""
