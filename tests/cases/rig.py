@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from outlast.job import Job, Status
     from outlast.store import Ledger
 
-__all__ = ["FULL", "Rig", "Said", "everywhere", "scaled"]
+__all__ = ["FULL", "SECRET", "Rig", "Said", "assert_hidden", "everywhere", "outlast", "scaled"]
 
 T = TypeVar("T")
 ROOT = Path(__file__).parents[2]
@@ -200,3 +200,24 @@ def children_of(pid: int) -> list[int]:
         if int(fields[1]) == pid:
             found.append(int(path.parent.name))
     return found
+
+
+# -- what is shown to people
+
+SECRET = "S3cr3t!pw"
+"""The password of C51."""
+
+
+def outlast(url: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """The command, with all that it can be made to say."""
+    return subprocess.run(
+        [sys.executable, "-X", "dev", "-m", "outlast", "--debug", *words],
+        cwd=ROOT, env={**os.environ, "OUTLAST_URL": url}, capture_output=True, text=True,
+        timeout=120, check=False,
+    )  # fmt: skip
+
+
+def assert_hidden(said: str) -> None:
+    """Of C51: neither the password, nor an argument's way to colour the terminal."""
+    for form in (SECRET, "S3cr3t%21pw", "\x1b[31m"):
+        assert form not in said

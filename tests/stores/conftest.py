@@ -1,11 +1,14 @@
-"""Files for stores, and stores that are closed when their test is over."""
+"""Files for stores, and stores that are closed when their test is over; a broker."""
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Any, Protocol
 
 import pytest
+from tests.servers import RabbitServer, shared
 
+from outlast.stores.rabbitmq import declaring
 from outlast.stores.sqlite.store import SqliteStore
 
 if TYPE_CHECKING:
@@ -37,3 +40,20 @@ def opened() -> Iterator[Opener]:
     yield make
     for store in stores:
         store.close_now()
+
+
+@pytest.fixture
+def broker(monkeypatch: pytest.MonkeyPatch) -> RabbitServer:
+    """The RabbitMQ that this process of tests has, with whatever other tests have left there."""
+    # New queues are left alone for a moment in which the broker might die. Here it doesn't.
+    monkeypatch.setattr(declaring, "SETTLE", 0.0)
+    return shared(RabbitServer)
+
+
+_names = itertools.count(1)
+
+
+@pytest.fixture
+def namespace() -> str:
+    """One that no other test of stores has used on the broker."""
+    return f"s{next(_names)}"

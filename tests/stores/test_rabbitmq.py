@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import time
-from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,8 +13,19 @@ from pika.exceptions import (
     ProbableAccessDeniedError,
     ProbableAuthenticationError,
 )
-from tests.rabbit import channel, dead, take_all
-from tests.servers import RabbitServer, shared
+from tests.rabbit import (
+    channel,
+    dead,
+    ids,
+    job,
+    nothing,
+    opened,
+    take,
+    take_all,
+    until_lost,
+    when_it_is_back,
+)
+from tests.servers import RabbitServer
 from tests.stores.proxy import proxied
 
 from outlast import LifoQueue, PriorityQueue, Queue
@@ -27,87 +36,32 @@ from outlast.errors import (
     StoreUnavailable,
     Unsupported,
 )
-from outlast.job import Claim, Failure, Job, Lost, done, give_back, retry
+from outlast.job import Claim, Failure, Lost, done, give_back, retry
 from outlast.job import dead as died
 from outlast.store import Durability
 from outlast.stores import connect
-from outlast.stores.rabbitmq import declaring, outbox
+from outlast.stores.rabbitmq import outbox
 from outlast.stores.rabbitmq.faults import mapped
-from outlast.stores.rabbitmq.store import RabbitStore
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from outlast.stores.rabbitmq.store import RabbitStore
 
 pytestmark = pytest.mark.needs("rabbitmq")
 SECRET = "S3cr3t!pw"
 OOPS = Failure(kind="error", message="oops")
 
-_names = itertools.count(1)
-
-
-@pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> RabbitServer:
-    # New queues are left alone for a moment in which the broker might die. Here it doesn't.
-    monkeypatch.setattr(declaring, "SETTLE", 0.0)
-    return shared(RabbitServer)
-
-
-@pytest.fixture
-def namespace() -> str:
-    """One that no other test has used on the broker."""
-    return f"s{next(_names)}"
-
-
-@asynccontextmanager
-async def opened(
-    server: RabbitServer, namespace: str, *, port: int | None = None, query: str = ""
-) -> AsyncIterator[RabbitStore]:
-    store = connect(server.url(port=port, query=query), namespace=namespace)
-    assert isinstance(store, RabbitStore)
-    await store.open()
-    try:
-        yield store
-    finally:
-        await store.close()
-
-
-async def take(
-    store: RabbitStore, many: int = 1, *, queue: str = "default", tasks: Sequence[str] = ("t",)
-) -> list[Claim]:
-    """Claim so many, as a worker would that has time; in the end they come."""
-    found: list[Claim] = []
-    async with asyncio.timeout(60):
-        while len(found) < many:
-            found += await store.claim([queue], tasks, many - len(found), 15.0, "w1")
-            if len(found) < many:
-                await store.wait([queue], 5.0)
-    return found
-
-
-async def nothing(store: RabbitStore, *, tasks: Sequence[str] = ("t",)) -> bool:
-    await store.catch_up(["default"], tasks)
-    return not await store.claim(["default"], tasks, 10, 15.0, "w1")
-
-
-def job(id: str, **fields: Any) -> Job:
-    return Job(**{"id": id, "task": "t"} | fields)
-
-
-def ids(claims: Sequence[Claim]) -> list[str]:
-    return [claim.job.id for claim in claims]
-
 
 # -- what a job is on a broker
 
 
-async def test_a_job_comes_back_whole(server: RabbitServer, namespace: str) -> None:
+async def test_a_job_comes_back_whole(broker: RabbitServer, namespace: str) -> None:
     full = job(
         "full", queue="mail.out", task="shop.mail:send", payload=bytes(range(256)), codec="raw",
         headers={"trace": "00-ab", "ü": "\N{SNOWMAN}"}, priority=-7, max_attempts=9,
         max_crashes=None, timeout=2.5, keep=None, run_at=time.time() - 5.5,
         expires_at=time.time() + 600,
     )  # fmt: skip
-    async with opened(server, namespace) as store:
+    async with opened(broker, namespace) as store:
         await store.add([full])
         [claim] = await take(store, queue="mail.out", tasks=["shop.mail:send"])
     for field in (
@@ -119,11 +73,11 @@ async def test_a_job_comes_back_whole(server: RabbitServer, namespace: str) -> N
 
 
 async def test_everything_declared_is_a_durable_quorum_queue(
-    server: RabbitServer, namespace: str
+    broker: RabbitServer, namespace: str
 ) -> None:
-    async with opened(server, namespace) as store:
+    async with opened(broker, namespace) as store:
         await store.add([job("a"), job("b", priority=3), job("c", delay=0.3)])
-        listed = server.ctl("list_queues", "name", "type", "durable", "arguments", "--silent")
+        listed = broker.ctl("list_queues", "name", "type", "durable", "arguments", "--silent")
     ours = ("outlast/delay/", f"outlast/{namespace}/")
     lines = [line.split("\t") for line in listed.splitlines() if line.startswith(ours)]
     mine = {line[0]: line for line in lines if line[0].startswith(f"outlast/{namespace}/")}
@@ -143,23 +97,23 @@ async def test_everything_declared_is_a_durable_quorum_queue(
             assert "reject-publish" in arguments, name
 
 
-async def test_what_is_sent_is_persistent(server: RabbitServer, namespace: str) -> None:
-    async with opened(server, namespace) as store:
+async def test_what_is_sent_is_persistent(broker: RabbitServer, namespace: str) -> None:
+    async with opened(broker, namespace) as store:
         await store.add([job("a")])
-    [(found, properties)] = take_all(server.url(), f"outlast/{namespace}/default/t")
+    [(found, properties)] = take_all(broker.url(), f"outlast/{namespace}/default/t")
     assert (found.id, properties.delivery_mode, properties.message_id) == ("a", 2, "a")
 
 
-async def test_names_of_any_length(server: RabbitServer, namespace: str) -> None:
+async def test_names_of_any_length(broker: RabbitServer, namespace: str) -> None:
     queue, tasks = "q" * 128, ["t" * 127 + "1", "t" * 127 + "2"]
-    async with opened(server, namespace) as store:
+    async with opened(broker, namespace) as store:
         await store.add([job(task[-1], queue=queue, task=task) for task in tasks])
         assert ids(await take(store, queue=queue, tasks=tasks[1:])) == ["2"]
         assert ids(await take(store, queue=queue, tasks=tasks[:1])) == ["1"]
 
 
-async def test_priorities_in_three_bands(server: RabbitServer, namespace: str) -> None:
-    async with opened(server, namespace) as store:
+async def test_priorities_in_three_bands(broker: RabbitServer, namespace: str) -> None:
+    async with opened(broker, namespace) as store:
         order = [("1", 0), ("low", -100), ("high", 1), ("2", 0), ("higher", 100), ("lower", -1)]
         await store.add([job(name, priority=priority) for name, priority in order])
         assert await nothing(store, tasks=["other"])
@@ -178,8 +132,8 @@ async def test_priorities_in_three_bands(server: RabbitServer, namespace: str) -
 @pytest.mark.parametrize(
     "fields", [{"key": "k"}, {"lane": "l"}, {"rank": b"r"}, {"timeout": 1801.0}, {"delay": 6e8}]
 )
-async def test_refused(server: RabbitServer, namespace: str, fields: dict[str, Any]) -> None:
-    async with opened(server, namespace) as store:
+async def test_refused(broker: RabbitServer, namespace: str, fields: dict[str, Any]) -> None:
+    async with opened(broker, namespace) as store:
         await store.add([job("before")])
         with pytest.raises(Unsupported, match="years" if "delay" in fields else "records"):
             await store.add([job("a"), job("b", **fields)])
@@ -191,8 +145,8 @@ async def test_refused(server: RabbitServer, namespace: str, fields: dict[str, A
         assert list(await store.settle([done(before)])) == []
 
 
-async def test_calls_that_need_records(server: RabbitServer, namespace: str) -> None:
-    async with opened(server, namespace) as store:
+async def test_calls_that_need_records(broker: RabbitServer, namespace: str) -> None:
+    async with opened(broker, namespace) as store:
         with pytest.raises(Unsupported, match="records"):
             await store.add([job("a")], capacity=5)
         with pytest.raises(Unsupported, match="records"):
@@ -202,17 +156,17 @@ async def test_calls_that_need_records(server: RabbitServer, namespace: str) -> 
 
 
 @pytest.mark.parametrize("kind", [Queue, LifoQueue, PriorityQueue])
-def test_queues_that_keep_an_order(server: RabbitServer, kind: Any) -> None:
+def test_queues_that_keep_an_order(broker: RabbitServer, kind: Any) -> None:
     with pytest.raises(Unsupported, match="ORDER"):
-        kind(name="jobs", url=server.url())
+        kind(name="jobs", url=broker.url())
 
 
-async def test_the_brokers_timeout_can_be_told(server: RabbitServer, namespace: str) -> None:
-    async with opened(server, namespace, query="consumer_timeout=7200") as store:
+async def test_the_brokers_timeout_can_be_told(broker: RabbitServer, namespace: str) -> None:
+    async with opened(broker, namespace, query="consumer_timeout=7200") as store:
         await store.add([job("long", timeout=6840.0), job("any")])
         claims = await take(store, 2)
     assert all(6700.0 < (claim.job.timeout or 0.0) < 6840.0 for claim in claims), claims
-    async with opened(server, f"{namespace}x", query="consumer_timeout=none") as store:
+    async with opened(broker, f"{namespace}x", query="consumer_timeout=none") as store:
         await store.add([job("long", timeout=1e6), job("any")])
         timeouts = {claim.job.id: claim.job.timeout for claim in await take(store, 2)}
     assert timeouts == {"long": 1e6, "any": None}
@@ -222,9 +176,9 @@ async def test_the_brokers_timeout_can_be_told(server: RabbitServer, namespace: 
 
 
 async def test_delays_are_the_brokers_and_survive_the_program(
-    server: RabbitServer, namespace: str
+    broker: RabbitServer, namespace: str
 ) -> None:
-    async with opened(server, namespace) as store:
+    async with opened(broker, namespace) as store:
         began = time.time()
         await store.add([job("soon", delay=0.9), job("later", delay=90 * 86400.0)])
         await store.close()
@@ -235,17 +189,17 @@ async def test_delays_are_the_brokers_and_survive_the_program(
         assert await nothing(store)
 
 
-async def test_a_delay_takes_the_way_of_its_bits(server: RabbitServer, namespace: str) -> None:
-    async with opened(server, namespace) as store:
+async def test_a_delay_takes_the_way_of_its_bits(broker: RabbitServer, namespace: str) -> None:
+    async with opened(broker, namespace) as store:
         began = time.monotonic()
         await store.add([job("a", delay=0.125 + 0.5)])
         [claim] = await take(store)
         assert time.monotonic() - began >= 0.625
         assert claim.job.run_at is not None
     # By the broker's own account: it waited twice, in just these two.
-    async with opened(server, namespace) as store:
+    async with opened(broker, namespace) as store:
         [claim] = await take(store)
-    with channel(server.url()) as raw:
+    with channel(broker.url()) as raw:
         raw.queue_purge(f"outlast/{namespace}/default/t")
 
 
@@ -253,9 +207,9 @@ async def test_a_delay_takes_the_way_of_its_bits(server: RabbitServer, namespace
 
 
 async def test_a_retry_is_published_before_it_is_acknowledged(
-    server: RabbitServer, namespace: str
+    broker: RabbitServer, namespace: str
 ) -> None:
-    async with opened(server, namespace) as store:
+    async with opened(broker, namespace) as store:
         await store.add([job("a", max_attempts=2)])
         [first] = await take(store)
         assert list(await store.settle([retry(first, 0.2, OOPS)])) == []
@@ -266,12 +220,12 @@ async def test_a_retry_is_published_before_it_is_acknowledged(
         assert list(await store.settle([retry(second, 0.0, OOPS)])) == []
         assert await nothing(store)
         assert (await store.depth("default")).dead == 1
-    [buried] = dead(server.url(), namespace)
+    [buried] = dead(broker.url(), namespace)
     assert (buried.id, buried.failures, buried.failure) == ("a", 2, OOPS)
 
 
-async def test_what_is_given_back_costs_nothing(server: RabbitServer, namespace: str) -> None:
-    async with opened(server, namespace) as store:
+async def test_what_is_given_back_costs_nothing(broker: RabbitServer, namespace: str) -> None:
+    async with opened(broker, namespace) as store:
         await store.add([job("a")])
         for _ in range(5):
             [claim] = await take(store)
@@ -283,26 +237,26 @@ async def test_what_is_given_back_costs_nothing(server: RabbitServer, namespace:
         assert (claim.job.attempt, claim.job.failures, claim.job.crashes) == (2, 0, 0)
 
 
-async def test_what_follows_is_stored_with_it(server: RabbitServer, namespace: str) -> None:
-    async with opened(server, namespace) as store:
+async def test_what_follows_is_stored_with_it(broker: RabbitServer, namespace: str) -> None:
+    async with opened(broker, namespace) as store:
         await store.add([job("a")])
         [claim] = await take(store)
         assert list(await store.settle([done(claim, None, (job("b"), job("c", task="u")))])) == []
         assert sorted(ids(await take(store, 2, tasks=["t", "u"]))) == ["b", "c"]
 
 
-async def test_the_dead_lie_in_a_queue_of_their_own(server: RabbitServer, namespace: str) -> None:
-    async with opened(server, namespace) as store:
+async def test_the_dead_lie_in_a_queue_of_their_own(broker: RabbitServer, namespace: str) -> None:
+    async with opened(broker, namespace) as store:
         await store.add([job("a", payload=b"[7]"), job("b")])
         a, b = await take(store, 2)
         await store.settle([died(a, OOPS), done(b)])
         assert (await store.depth("default")).dead == 1
-    [found] = dead(server.url(), namespace)
+    [found] = dead(broker.url(), namespace)
     assert (found.id, found.payload, found.failure) == ("a", b"[7]", OOPS)
 
 
-async def test_what_expired_is_not_given_out(server: RabbitServer, namespace: str) -> None:
-    async with opened(server, namespace) as store:
+async def test_what_expired_is_not_given_out(broker: RabbitServer, namespace: str) -> None:
+    async with opened(broker, namespace) as store:
         await store.add([job("late", expires_at=time.time() - 1), job("b", ttl=600.0)])
         assert ids(await take(store)) == ["b"]
         assert await nothing(store)
@@ -311,11 +265,11 @@ async def test_what_expired_is_not_given_out(server: RabbitServer, namespace: st
 
 
 async def test_what_nobody_can_read_is_kept_with_the_dead(
-    server: RabbitServer, namespace: str
+    broker: RabbitServer, namespace: str
 ) -> None:
-    async with opened(server, namespace) as store:
+    async with opened(broker, namespace) as store:
         await store.add([job("a")])
-        with channel(server.url()) as raw:
+        with channel(broker.url()) as raw:
             raw.basic_publish("", f"outlast/{namespace}/default/t", b"\xc1 no job")
         assert ids(await take(store)) == ["a"]
         assert await nothing(store)
@@ -329,21 +283,21 @@ async def test_what_nobody_can_read_is_kept_with_the_dead(
 
 
 async def test_what_was_not_confirmed_is_named_job_by_job(
-    server: RabbitServer, namespace: str
+    broker: RabbitServer, namespace: str
 ) -> None:
     """A batch is stored in part: one line takes it, the other is none that keeps it."""
-    with channel(server.url()) as raw:
+    with channel(broker.url()) as raw:
         raw.queue_declare(f"outlast/{namespace}/default/u", durable=True)
-    async with opened(server, namespace) as store:
+    async with opened(broker, namespace) as store:
         with pytest.raises(EnqueueUncertain) as caught:
             await store.add([job("a"), job("b", task="u"), job("c")])
         assert list(caught.value.ids) == ["b"]
         assert ids(await take(store, 2)) == ["a", "c"]
 
 
-async def test_a_repeat_is_not_recognised(server: RabbitServer, namespace: str) -> None:
+async def test_a_repeat_is_not_recognised(broker: RabbitServer, namespace: str) -> None:
     """Without records nobody knows what was stored before: both are new, and both run."""
-    async with opened(server, namespace) as store:
+    async with opened(broker, namespace) as store:
         for _ in range(2):
             [answer] = await store.add([job("twice")])
             assert (answer.created, answer.conflict) == (True, False)
@@ -353,38 +307,38 @@ async def test_a_repeat_is_not_recognised(server: RabbitServer, namespace: str) 
 # -- crashes
 
 
-async def test_crashes_are_counted_by_the_broker(server: RabbitServer, namespace: str) -> None:
+async def test_crashes_are_counted_by_the_broker(broker: RabbitServer, namespace: str) -> None:
     """The last time that it may, it runs alone; then it is buried."""
     seen: list[tuple[int, int, bool]] = []
     for _ in range(3):
-        async with opened(server, namespace) as store:
+        async with opened(broker, namespace) as store:
             if not seen:
                 await store.add([job("a")])
             [claim] = await take(store)
             seen.append((claim.job.attempt, claim.job.crashes, claim.job.suspect))
             await store.close()  # with the claim in its hands, as a worker that dies
     assert seen == [(1, 0, False), (2, 1, False), (3, 2, True)]
-    async with opened(server, namespace) as store:
+    async with opened(broker, namespace) as store:
         assert await nothing(store)
         async with asyncio.timeout(60):
             while (await store.depth("default")).dead < 1:
                 await store.catch_up(["default"], ["t"])
-    [buried] = dead(server.url(), namespace)
+    [buried] = dead(broker.url(), namespace)
     assert (buried.crashes, buried.failure and buried.failure.kind) == (3, "crash")
     for name in (f"outlast/{namespace}/default/t", f"outlast/{namespace}/default/t!alone"):
-        assert take_all(server.url(), name) == [], "it was taken off where it came from"
+        assert take_all(broker.url(), name) == [], "it was taken off where it came from"
 
 
-async def test_what_was_only_sent_ahead_is_no_crash(server: RabbitServer, namespace: str) -> None:
-    async with opened(server, namespace) as store:
+async def test_what_was_only_sent_ahead_is_no_crash(broker: RabbitServer, namespace: str) -> None:
+    async with opened(broker, namespace) as store:
         await store.add([job(f"{n}") for n in range(20)])
     for _ in range(4):
-        async with opened(server, namespace) as store:
+        async with opened(broker, namespace) as store:
             [claim] = await take(store)
             await store.claim(["default"], ["t"], 15, 15.0, "w1")
             await store.catch_up(["default"], ["t"])
             await store.settle([give_back(claim, started=False)])
-    async with opened(server, namespace) as store:
+    async with opened(broker, namespace) as store:
         claims = await take(store, 20)
     assert len({claim.job.id for claim in claims}) == 20
 
@@ -393,13 +347,13 @@ async def test_what_was_only_sent_ahead_is_no_crash(server: RabbitServer, namesp
 
 
 async def test_goes_on_after_the_broker_closed_the_connections(
-    server: RabbitServer, namespace: str
+    broker: RabbitServer, namespace: str
 ) -> None:
-    async with opened(server, namespace) as store:
+    async with opened(broker, namespace) as store:
         await store.add([job("a")])
         [claim] = await take(store)
         assert list(await store.renew([claim], 15.0)) == []
-        server.ctl("close_all_connections", "tried")
+        broker.ctl("close_all_connections", "tried")
         await until_lost(store, claim)
         assert list(await store.settle([done(claim)])) == [Lost(claim, "lost")]
         [again] = await take(store)
@@ -409,26 +363,20 @@ async def test_goes_on_after_the_broker_closed_the_connections(
         assert ids(await take(store)) == ["b"]
 
 
-async def until_lost(store: RabbitStore, claim: Claim) -> None:
-    async with asyncio.timeout(60):
-        while not await store.renew([claim], 15.0):
-            await asyncio.wait((asyncio.get_running_loop().create_future(),), timeout=0.01)
-
-
-async def test_goes_on_after_its_queue_was_deleted(server: RabbitServer, namespace: str) -> None:
+async def test_goes_on_after_its_queue_was_deleted(broker: RabbitServer, namespace: str) -> None:
     """Consuming ends, a publish comes back, the queue is made anew, and is consumed from."""
-    async with opened(server, namespace) as store:
+    async with opened(broker, namespace) as store:
         await store.add([job("a")])
         [claim] = await take(store)
         await store.settle([done(claim)])
-        with channel(server.url()) as raw:
+        with channel(broker.url()) as raw:
             raw.queue_delete(f"outlast/{namespace}/default/t")
         await store.add([job("b")])
         assert ids(await take(store)) == ["b"]
 
 
-async def test_a_new_band_is_heard_of(server: RabbitServer, namespace: str) -> None:
-    async with opened(server, namespace) as worker, opened(server, namespace) as other:
+async def test_a_new_band_is_heard_of(broker: RabbitServer, namespace: str) -> None:
+    async with opened(broker, namespace) as worker, opened(broker, namespace) as other:
         assert await nothing(worker)
         await other.add([job("a")])
         assert ids(await take(worker)) == ["a"]
@@ -437,12 +385,12 @@ async def test_a_new_band_is_heard_of(server: RabbitServer, namespace: str) -> N
 
 
 async def test_a_broker_that_is_away(
-    server: RabbitServer, namespace: str, monkeypatch: pytest.MonkeyPatch
+    broker: RabbitServer, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(outbox, "PATIENCE", 0.5)
     async with (
-        proxied(server.port) as proxy,
-        opened(server, namespace, port=proxy.port) as store,
+        proxied(broker.port) as proxy,
+        opened(broker, namespace, port=proxy.port) as store,
     ):
         await store.add([job("a")])
         proxy.target = 1  # nobody is there
@@ -451,20 +399,10 @@ async def test_a_broker_that_is_away(
             await store.add([job("unknown")])
         with pytest.raises(StoreUnavailable):
             await store.add([job("b")])
-        proxy.target = server.port
+        proxy.target = broker.port
         await when_it_is_back(store, job("c"))
         found = {*ids(await take(store, 2)), *ids(await take_more(store))}
         assert found - {"unknown"} == {"a", "c"}, "b was not stored"
-
-
-async def when_it_is_back(store: RabbitStore, job: Job) -> None:
-    async with asyncio.timeout(60):
-        while True:
-            try:
-                await store.add([job])
-                return
-            except StoreUnavailable:
-                pass
 
 
 async def take_more(store: RabbitStore) -> list[Claim]:
@@ -474,11 +412,11 @@ async def take_more(store: RabbitStore) -> list[Claim]:
     return [*found, *await store.claim(["default"], ["t"], 10, 15.0, "w1")]
 
 
-async def test_an_answer_that_was_lost_is_uncertain(server: RabbitServer, namespace: str) -> None:
+async def test_an_answer_that_was_lost_is_uncertain(broker: RabbitServer, namespace: str) -> None:
     """It names the jobs that were not confirmed, and just them."""
     async with (
-        proxied(server.port) as proxy,
-        opened(server, namespace, port=proxy.port) as store,
+        proxied(broker.port) as proxy,
+        opened(broker, namespace, port=proxy.port) as store,
     ):
         await store.add([job("first")])
         proxy.cut_at(b"id-of-b")
@@ -492,15 +430,15 @@ async def test_an_answer_that_was_lost_is_uncertain(server: RabbitServer, namesp
 
 
 async def test_a_broker_that_takes_nothing(
-    server: RabbitServer, namespace: str, monkeypatch: pytest.MonkeyPatch
+    broker: RabbitServer, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(outbox, "PATIENCE", 0.5)
     monkeypatch.setattr(outbox, "CONFIRM", 1.0)
     alarm = "({{resource_limit, memory, node()}, []})."
-    async with opened(server, namespace) as store:
+    async with opened(broker, namespace) as store:
         await store.add([job("a"), job("b")])
         [claim, other] = await take(store, 2)
-        server.evaluate(f"rabbit_alarm:set_alarm{alarm}")
+        broker.evaluate(f"rabbit_alarm:set_alarm{alarm}")
         try:
             # The first that is sent is how the broker comes to tell us.
             with pytest.raises((EnqueueUncertain, StoreUnavailable)):
@@ -509,7 +447,7 @@ async def test_a_broker_that_takes_nothing(
                 await store.add([job("d")])
             assert list(await store.settle([done(claim)])) == [], "that needs no room"
         finally:
-            server.evaluate("rabbit_alarm:clear_alarm({resource_limit, memory, node()}).")
+            broker.evaluate("rabbit_alarm:clear_alarm({resource_limit, memory, node()}).")
         await when_it_is_back(store, job("e"))
         found = {*ids(await take(store, 2)), *ids(await take_more(store))}
         assert found == {"c", "e"}, "c was uncertain, and d was not stored"
@@ -519,39 +457,39 @@ async def test_a_broker_that_takes_nothing(
 # -- queues that are there already
 
 
-async def test_a_classic_queue_is_refused(server: RabbitServer, namespace: str) -> None:
+async def test_a_classic_queue_is_refused(broker: RabbitServer, namespace: str) -> None:
     """C47's kind: said, and left as it is."""
     name = f"outlast/{namespace}/default/t"
-    with channel(server.url()) as raw:
+    with channel(broker.url()) as raw:
         raw.queue_declare(name, durable=True, arguments={"x-max-priority": 10})
-    async with opened(server, namespace) as store:
+    async with opened(broker, namespace) as store:
         for _ in range(2):
             with pytest.raises(DurabilityError, match="no durable quorum queue"):
                 await store.add([job("a")])
         await store.add([job("b", task="u")])
         assert ids(await take(store, tasks=["u"])) == ["b"]
-    with channel(server.url()) as raw:
+    with channel(broker.url()) as raw:
         raw.queue_declare(name, durable=True, arguments={"x-max-priority": 10})
 
 
-async def test_other_arguments_are_reported(server: RabbitServer, namespace: str) -> None:
+async def test_other_arguments_are_reported(broker: RabbitServer, namespace: str) -> None:
     name = f"outlast/{namespace}/default/t"
     arguments = {"x-queue-type": "quorum", "x-max-length": 5}
-    with channel(server.url()) as raw:
+    with channel(broker.url()) as raw:
         raw.queue_declare(name, durable=True, arguments=arguments)
-    async with opened(server, namespace) as store:
+    async with opened(broker, namespace) as store:
         with pytest.raises(ConfigurationError, match="another x-"):
             await store.add([job("a")])
-    with channel(server.url()) as raw:
+    with channel(broker.url()) as raw:
         raw.queue_declare(name, durable=True, arguments=arguments)
 
 
 # -- opening
 
 
-async def test_a_wrong_password_is_told_and_not_shown(server: RabbitServer) -> None:
+async def test_a_wrong_password_is_told_and_not_shown(broker: RabbitServer) -> None:
     for login in (f"guest:{SECRET}", f"nobody:{SECRET}"):
-        store = connect(server.url(user=login))
+        store = connect(broker.url(user=login))
         assert SECRET not in repr(store) + store.url
         with pytest.raises(ConfigurationError, match="check user, password") as caught:
             await store.open()
@@ -566,29 +504,29 @@ async def test_nobody_is_there() -> None:
         await connect("amqp://127.0.0.1:1/").open()
 
 
-async def test_a_virtual_host_that_is_not_there(server: RabbitServer) -> None:
+async def test_a_virtual_host_that_is_not_there(broker: RabbitServer) -> None:
     with pytest.raises((ConfigurationError, StoreUnavailable), match="nowhere"):
-        await connect(server.url() + "nowhere").open()
+        await connect(broker.url() + "nowhere").open()
 
 
-async def test_more_than_power_is_not_promised(server: RabbitServer) -> None:
+async def test_more_than_power_is_not_promised(broker: RabbitServer) -> None:
     with pytest.raises(DurabilityError, match="other nodes"):
-        await connect(server.url(), durability=Durability.REPLICA).open()
+        await connect(broker.url(), durability=Durability.REPLICA).open()
 
 
 async def test_a_broker_that_dies_right_after_the_first_job(namespace: str) -> None:
     """It writes down late what files belong to a new queue; nothing is confirmed before."""
-    server = RabbitServer()
-    server.start()
+    broker = RabbitServer()
+    broker.start()
     try:
-        async with opened(server, namespace) as store:
+        async with opened(broker, namespace) as store:
             await store.add([job("a"), job("b", delay=0.1)])
-            server.kill()
-        server.start()
-        async with opened(server, namespace) as store:
+            broker.kill()
+        broker.start()
+        async with opened(broker, namespace) as store:
             assert sorted(ids(await take(store, 2))) == ["a", "b"]
     finally:
-        server.remove()
+        broker.remove()
 
 
 def test_what_kept_it_from_the_broker_is_named() -> None:

@@ -2,34 +2,20 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.rabbit import channel
-from tests.servers import RabbitServer, shared
-from tests.stores.test_rabbitmq import ids, job, opened, take
+from tests.rabbit import channel, ids, job, opened, take
 
 from outlast.job import done
-from outlast.stores.rabbitmq import declaring, engine
+from outlast.stores.rabbitmq import engine
 
 if TYPE_CHECKING:
+    from tests.servers import RabbitServer
+
     from outlast.stores.rabbitmq.store import RabbitStore
 
 pytestmark = pytest.mark.needs("rabbitmq")
-
-_names = itertools.count(1)
-
-
-@pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> RabbitServer:
-    monkeypatch.setattr(declaring, "SETTLE", 0.0)
-    return shared(RabbitServer)
-
-
-@pytest.fixture
-def namespace() -> str:
-    return f"consuming{next(_names)}"
 
 
 async def consumes(store: RabbitStore, id: str) -> None:
@@ -40,7 +26,7 @@ async def consumes(store: RabbitStore, id: str) -> None:
     assert list(await store.settle([done(claim)])) == []
 
 
-def forget_consumer(server: RabbitServer, namespace: str, *more: str) -> None:
+def forget_consumer(broker: RabbitServer, namespace: str, *more: str) -> None:
     """Have the broker's queue forget our consumer, with no word to us; and do more with it."""
     words = (
         '{ok, Q} = rabbit_amqqueue:lookup({resource, <<"/">>, queue,'
@@ -50,7 +36,7 @@ def forget_consumer(server: RabbitServer, namespace: str, *more: str) -> None:
         "{ok, _, _} = ra:process_command(amqqueue:get_pid(Q),"
         " rabbit_fifo:make_checkout({Tag, Ch}, cancel, #{}))",
     )
-    server.evaluate(", ".join((*words, *more)) + ".")
+    broker.evaluate(", ".join((*words, *more)) + ".")
 
 
 def line(namespace: str) -> str:
@@ -58,49 +44,49 @@ def line(namespace: str) -> str:
 
 
 async def test_a_consumer_that_the_broker_cancels(
-    server: RabbitServer, namespace: str, monkeypatch: pytest.MonkeyPatch
+    broker: RabbitServer, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The queue is still there: so it is consumed from again, and at once."""
     monkeypatch.setattr(engine, "LOOK", 3600.0)  # it looks for nothing by itself
-    async with opened(server, namespace) as store:
+    async with opened(broker, namespace) as store:
         await consumes(store, "a")
         forget_consumer(
-            server, namespace, "rabbit_channel:send_command(Ch, {'basic.cancel', Tag, true})"
+            broker, namespace, "rabbit_channel:send_command(Ch, {'basic.cancel', Tag, true})"
         )
         await consumes(store, "b")
 
 
 async def test_a_consumer_that_is_gone_unnoticed(
-    server: RabbitServer, namespace: str, monkeypatch: pytest.MonkeyPatch
+    broker: RabbitServer, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A worker finds out by itself that it does not consume."""
     monkeypatch.setattr(engine, "LOOK", 0.0)  # it looks twice a second
-    async with opened(server, namespace) as store:
+    async with opened(broker, namespace) as store:
         await consumes(store, "a")
-        forget_consumer(server, namespace)
+        forget_consumer(broker, namespace)
         await consumes(store, "b")
 
 
 async def test_a_consumer_that_gets_nothing_though_there_is_something(
-    server: RabbitServer, namespace: str, monkeypatch: pytest.MonkeyPatch
+    broker: RabbitServer, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """That there are consumers is not enough: this one is another's, who has his hands full."""
     monkeypatch.setattr(engine, "LOOK", 0.0)
-    async with opened(server, namespace) as store:
+    async with opened(broker, namespace) as store:
         await consumes(store, "a")
-        with channel(server.url()) as raw:
+        with channel(broker.url()) as raw:
             raw.basic_qos(prefetch_count=1)
             raw.basic_consume(line(namespace), lambda *_: None)
-            forget_consumer(server, namespace)
+            forget_consumer(broker, namespace)
             await store.add([job("his"), job("ours")])
             assert ids(await take(store)) == ["ours"]
 
 
 async def test_what_was_sent_ahead_goes_to_others_when_nobody_here_asks(
-    server: RabbitServer, namespace: str
+    broker: RabbitServer, namespace: str
 ) -> None:
     """One that has time is sent ten; when it has none any more, they go to another, at no cost."""
-    async with opened(server, namespace) as busy, opened(server, namespace) as other:
+    async with opened(broker, namespace) as busy, opened(broker, namespace) as other:
         await consumes(busy, "a")
         await busy.claim(["default"], ["t"], 10, 15.0, "w1")
         await busy.catch_up(["default"], ["t"])

@@ -10,9 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pika.exceptions import ChannelClosedByBroker
 from tests.proof.patience import until
-from tests.rabbit import channel, due_at, take_all
-from tests.servers import RabbitServer, shared
-from tests.stores.test_rabbitmq import job
+from tests.rabbit import channel, due_at, job, take_all
 
 from outlast.stores import connect
 from outlast.stores.rabbitmq import declaring
@@ -21,16 +19,12 @@ from outlast.stores.rabbitmq.topology import level_arguments, level_name
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from tests.servers import RabbitServer
+
 pytestmark = pytest.mark.needs("rabbitmq")
 
 DAY = 86400.0
 LINE = "outlast/default/default/t"
-
-
-@pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> RabbitServer:
-    monkeypatch.setattr(declaring, "SETTLE", 0.0)
-    return shared(RabbitServer)
 
 
 async def send(url: str, delays: Sequence[float]) -> None:
@@ -48,7 +42,7 @@ def waiting(url: str, name: str = LINE) -> int:
 
 
 async def test_the_rungs_of_a_long_delay_add_up_to_it(
-    server: RabbitServer, monkeypatch: pytest.MonkeyPatch
+    broker: RabbitServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a ladder whose rungs hold a job for a moment each, whatever they are called."""
 
@@ -56,7 +50,7 @@ async def test_the_rungs_of_a_long_delay_add_up_to_it(
         return level_arguments(level) | {"x-message-ttl": 20}
 
     monkeypatch.setattr(declaring, "level_arguments", hurried)
-    url = server.url(vhost=server.make_vhost("hurried"))
+    url = broker.url(vhost=broker.make_vhost("hurried"))
     delays = [90 * DAY, 16 * 365 * DAY, 0.125]
     await send(url, delays)
     until(lambda: waiting(url) == len(delays), 60.0, "all have come out", beat=0.1)
@@ -69,21 +63,21 @@ async def test_the_rungs_of_a_long_delay_add_up_to_it(
         assert sum(level_arguments(level)["x-message-ttl"] for level in levels) == delay * 1000
 
 
-async def test_the_longest_rungs_hold_what_they_say(server: RabbitServer) -> None:
+async def test_the_longest_rungs_hold_what_they_say(broker: RabbitServer) -> None:
     """All of the real ladder: none of its times is too long for the broker."""
-    vhost = server.make_vhost("ladder")
+    vhost = broker.make_vhost("ladder")
     began = time.time()
-    await send(server.url(vhost=vhost), [16 * 365 * DAY])
+    await send(broker.url(vhost=vhost), [16 * 365 * DAY])
     length = 0.125 * 2**31
-    assert 0 <= due_at(server, vhost, 31) - began - length < 600.0
+    assert 0 <= due_at(broker, vhost, 31) - began - length < 600.0
 
 
 async def test_a_rung_that_another_has_just_made_is_left_alone_too(
-    server: RabbitServer, monkeypatch: pytest.MonkeyPatch
+    broker: RabbitServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever made it: a broker that dies in its first moments comes back with it empty."""
     monkeypatch.setattr(declaring, "SETTLE", 1.0)
-    url = server.url(vhost=server.make_vhost("young"))
+    url = broker.url(vhost=broker.make_vhost("young"))
     first = asyncio.create_task(send(url, [0.2]))
     async with asyncio.timeout(60):
         while not await asyncio.to_thread(exists, url, level_name(1)):

@@ -7,13 +7,11 @@ queue in its books and no files of it, makes new ones, and nobody is told to sta
 from __future__ import annotations
 
 import asyncio
-import itertools
 from contextlib import suppress
 
 import pytest
-from tests.rabbit import channel
+from tests.rabbit import channel, ids, job, opened, take
 from tests.servers import RabbitServer, shared
-from tests.stores.test_rabbitmq import ids, job, opened, take
 
 from outlast.doctor import Severity, examine
 from outlast.errors import StoreUnavailable
@@ -22,27 +20,20 @@ from outlast.stores.rabbitmq.topology import line_arguments, plain_arguments
 
 pytestmark = pytest.mark.needs("rabbitmq")
 
-_names = itertools.count(1)
-
 
 @pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> RabbitServer:
+def broker(monkeypatch: pytest.MonkeyPatch) -> RabbitServer:
     monkeypatch.setattr(declaring, "SETTLE", 0.0)
     monkeypatch.setattr(leaders, "PATIENCE", 1.0)
-    server = shared(RabbitServer)
-    if "3.10" not in server.evaluate("rabbit_misc:version()."):
+    broker = shared(RabbitServer)
+    if "3.10" not in broker.evaluate("rabbit_misc:version()."):
         pytest.skip("later ones were not seen to leave such a queue behind")
-    return server
+    return broker
 
 
-@pytest.fixture
-def namespace() -> str:
-    return f"leaders{next(_names)}"
-
-
-def lose_leader(server: RabbitServer, name: str, vhost: str = "/") -> None:
+def lose_leader(broker: RabbitServer, name: str, vhost: str = "/") -> None:
     """What is left of its files goes, and the broker recovers it as it does when it starts."""
-    found = server.evaluate(
+    found = broker.evaluate(
         f'{{ok, Q}} = rabbit_amqqueue:lookup({{resource, <<"{vhost}">>, queue, <<"{name}">>}}),'
         " P = amqqueue:get_pid(Q), ok = ra:force_delete_server(quorum_queues, P),"
         f' rabbit_quorum_queue:recover(<<"{vhost}">>, [Q]), element(1, ra:members(P, 300)).'
@@ -51,33 +42,33 @@ def lose_leader(server: RabbitServer, name: str, vhost: str = "/") -> None:
 
 
 @pytest.fixture
-def line(server: RabbitServer, namespace: str) -> str:
+def line(broker: RabbitServer, namespace: str) -> str:
     """A line's queue, as its maker has left it who died with the broker: not bound yet."""
     name = f"outlast/{namespace}/default/t"
     arguments = line_arguments((3, 10), f"outlast/{namespace}/default!dead")
-    with channel(server.url()) as raw:
+    with channel(broker.url()) as raw:
         raw.queue_declare(name, durable=True, arguments=arguments)
-    lose_leader(server, name)
+    lose_leader(broker, name)
     return name
 
 
 async def test_who_adds_is_told_and_nothing_is_sent_there(
-    server: RabbitServer, namespace: str, line: str
+    broker: RabbitServer, namespace: str, line: str
 ) -> None:
-    async with opened(server, namespace) as store:
+    async with opened(broker, namespace) as store:
         with pytest.raises(
             StoreUnavailable, match=rf"'{line}' has no leader.*delete_queue '{line}'"
         ):
             await store.add([job("a")])
         await store.add([job("beside", task="u")])
-        with channel(server.url()) as raw:
+        with channel(broker.url()) as raw:
             raw.queue_delete(line)
         await store.add([job("b")])
         assert ids(await take(store)) == ["b"]
 
 
 async def test_who_works_keeps_his_connection_for_the_others(
-    server: RabbitServer,
+    broker: RabbitServer,
     namespace: str,
     line: str,
     monkeypatch: pytest.MonkeyPatch,
@@ -86,9 +77,9 @@ async def test_who_works_keeps_his_connection_for_the_others(
     """The broker takes a connection away over it, after 65 s or here 3: once, not for ever."""
     monkeypatch.setattr(leaders, "PATIENCE", 0.3)
     monkeypatch.setattr(engine, "LOOK", 0.0)
-    server.evaluate("application:set_env(kernel, net_ticktime, -2).")
+    broker.evaluate("application:set_env(kernel, net_ticktime, -2).")
     try:
-        async with opened(server, namespace) as store:
+        async with opened(broker, namespace) as store:
             await store.add([job("beside", task="u")])
             async with asyncio.timeout(60):
                 while f"'{line}' has no leader" not in caplog.text:
@@ -101,15 +92,15 @@ async def test_who_works_keeps_his_connection_for_the_others(
                 assert await store.renew([claim], 15.0) == []
             assert (claim.job.id, claim.job.crashes) == ("beside", 0)
     finally:
-        server.evaluate("application:set_env(kernel, net_ticktime, 60).")
+        broker.evaluate("application:set_env(kernel, net_ticktime, 60).")
 
 
-async def test_the_doctor_finds_it(server: RabbitServer) -> None:
-    vhost, name = server.make_vhost("leaderless"), "outlast/default/default!dead"
-    url = server.url(vhost=vhost)
+async def test_the_doctor_finds_it(broker: RabbitServer) -> None:
+    vhost, name = broker.make_vhost("leaderless"), "outlast/default/default!dead"
+    url = broker.url(vhost=vhost)
     with channel(url) as raw:
         raw.queue_declare(name, durable=True, arguments=plain_arguments((3, 10)))
-    lose_leader(server, name, vhost)
+    lose_leader(broker, name, vhost)
     report = await examine(url)
     [found] = [finding for finding in report.findings if finding.id == "RM3"]
     assert (found.severity, found.read) == (Severity.ERROR, f"no leader: {name}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import os
 import signal
 import sqlite3
@@ -13,10 +12,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 from pika.exceptions import ChannelClosedByBroker
-from tests.rabbit import channel
+from tests.rabbit import channel, consumer_timeout
 from tests.servers import PostgresServer, RabbitServer, RedisServer, shared
 from tests.stores.children import Child, say
-from tests.stores.test_rabbitmq_timeouts import consumer_timeout
 
 from outlast import Outlast
 from outlast.chance import SeededChance
@@ -26,7 +24,6 @@ from outlast.job import Claim, Death, Depth, Failure, Job, Status, done, give_ba
 from outlast.location import pin
 from outlast.store import Durability, Feature, Line
 from outlast.stores import connect, redact
-from outlast.stores.rabbitmq import declaring
 from outlast.stores.rabbitmq.bells import Bells
 from outlast.stores.rabbitmq.recorded import RecordedStore, _put_back
 from outlast.stores.rabbitmq.sweep import Sweep
@@ -44,19 +41,7 @@ PLACES = [
     pytest.param("redis", marks=pytest.mark.needs("redis")),
 ]
 
-_names = itertools.count(1)
 on_a_broker = pytest.mark.needs("rabbitmq")
-
-
-@pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> RabbitServer:
-    monkeypatch.setattr(declaring, "SETTLE", 0.0)
-    return shared(RabbitServer)
-
-
-@pytest.fixture
-def namespace() -> str:
-    return f"rec{next(_names)}"
 
 
 @pytest.fixture
@@ -71,9 +56,9 @@ def records(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @asynccontextmanager
 async def opened(
-    server: RabbitServer, records: str, namespace: str, *, port: int | None = None
+    broker: RabbitServer, records: str, namespace: str, *, port: int | None = None
 ) -> AsyncIterator[Any]:
-    url = with_records(server.url(port=port), records)
+    url = with_records(broker.url(port=port), records)
     store = connect(url, namespace=namespace, durability=Durability.PROCESS)
     assert isinstance(store, RecordedStore)
     await store.open()
@@ -129,10 +114,10 @@ async def idle(store: Any, seconds: float = 60.0) -> None:
             await beat()
 
 
-def bells(server: RabbitServer, namespace: str) -> int | None:
+def bells(broker: RabbitServer, namespace: str) -> int | None:
     """How many lie on the broker, for nobody in particular; None as long as there is no queue."""
     try:
-        with channel(server.url()) as raw:
+        with channel(broker.url()) as raw:
             answer = raw.queue_declare(f"outlast/{namespace}/default/t!bell", passive=True)
             return int(answer.method.message_count)
     except ChannelClosedByBroker as error:
@@ -147,10 +132,10 @@ def bells(server: RabbitServer, namespace: str) -> int | None:
 @on_a_broker
 @pytest.mark.parametrize("records", PLACES, indirect=True)
 async def test_what_a_broker_alone_cannot_do(
-    server: RabbitServer, records: str, namespace: str
+    broker: RabbitServer, records: str, namespace: str
 ) -> None:
     """Results, keys, a look at a job, cancelling, exact due times: C38's kind and C42's."""
-    app = Outlast(server.url(), records=records, namespace=namespace, durability=Durability.PROCESS)
+    app = Outlast(broker.url(), records=records, namespace=namespace, durability=Durability.PROCESS)
     started: dict[int, float] = {}
 
     @app.task(name="t")
@@ -179,10 +164,10 @@ async def test_what_a_broker_alone_cannot_do(
 
 @on_a_broker
 async def test_long_after_the_consumer_timeout(
-    server: RabbitServer, records: str, namespace: str, caplog: pytest.LogCaptureFixture
+    broker: RabbitServer, records: str, namespace: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A message that is held longer than a second costs its channel on this broker."""
-    app = Outlast(server.url(), records=records, namespace=namespace)
+    app = Outlast(broker.url(), records=records, namespace=namespace)
     starts: list[int] = []
 
     @app.task(timeout=7200)
@@ -191,14 +176,14 @@ async def test_long_after_the_consumer_timeout(
         await asyncio.wait((asyncio.get_running_loop().create_future(),), timeout=4)
         return n
 
-    with consumer_timeout(server, 1.0):
+    with consumer_timeout(broker, 1.0):
         async with app.worker(concurrency=6):
             handles = [await long.enqueue(n) for n in range(2)]
             assert [await handle.result(timeout=60) for handle in handles] == [0, 1]
         assert sorted(starts) == [0, 1]
         assert "jobs go back to" not in caplog.text, "a channel was lost"
         # The broker means it: who holds a message is cut off.
-        with channel(server.url()) as raw:
+        with channel(broker.url()) as raw:
             name = f"outlast/{namespace}/default/held!bell"
             raw.queue_declare(name, durable=True, arguments={"x-queue-type": "quorum"})
             raw.basic_publish("", name, b"")
@@ -214,9 +199,9 @@ async def test_long_after_the_consumer_timeout(
 
 @on_a_broker
 @pytest.mark.parametrize("records", PLACES, indirect=True)
-async def test_recorded_and_never_rung(server: RabbitServer, records: str, namespace: str) -> None:
+async def test_recorded_and_never_rung(broker: RabbitServer, records: str, namespace: str) -> None:
     """As by one who died in between, and by whatever else makes jobs claimable in the records."""
-    async with opened(server, records, namespace) as store, alone(records, namespace) as other:
+    async with opened(broker, records, namespace) as store, alone(records, namespace) as other:
         await idle(store)
         await other.add([job("orphan")])
         assert await rung(store) == ["orphan"]
@@ -236,13 +221,13 @@ async def test_recorded_and_never_rung(server: RabbitServer, records: str, names
 
 
 @on_a_broker
-async def test_messages_that_got_lost(server: RabbitServer, records: str, namespace: str) -> None:
-    async with opened(server, records, namespace) as producer:
+async def test_messages_that_got_lost(broker: RabbitServer, records: str, namespace: str) -> None:
+    async with opened(broker, records, namespace) as producer:
         await producer.add([job(f"{n}") for n in range(5)])
         await producer.add([job("other", task="nobody")])
-    with channel(server.url()) as raw:
+    with channel(broker.url()) as raw:
         raw.queue_delete(f"outlast/{namespace}/default/t!bell")
-    async with opened(server, records, namespace) as store:
+    async with opened(broker, records, namespace) as store:
         store._bells.take(["default"], ["t"], 1)  # consumes, and looks into no records
         found: list[str] = []
         while len(found) < 5:
@@ -251,9 +236,9 @@ async def test_messages_that_got_lost(server: RabbitServer, records: str, namesp
 
 
 @on_a_broker
-async def test_messages_that_come_twice(server: RabbitServer, records: str, namespace: str) -> None:
+async def test_messages_that_come_twice(broker: RabbitServer, records: str, namespace: str) -> None:
     """Each job is claimed once, however many bells there are, and these are used up."""
-    async with opened(server, records, namespace) as store:
+    async with opened(broker, records, namespace) as store:
         await idle(store)
         await store.add([job("once")])
         for _ in range(3):
@@ -262,10 +247,10 @@ async def test_messages_that_come_twice(server: RabbitServer, records: str, name
         assert first.job.id == "once"
         await store.settle([done(first)])
         async with asyncio.timeout(60):
-            while bells(server, namespace) is None:  # they are rung behind ``add``
+            while bells(broker, namespace) is None:  # they are rung behind ``add``
                 await beat()
             while (
-                store._bells._coming or bells(server, namespace) or store._bells.engine.intake.out
+                store._bells._coming or bells(broker, namespace) or store._bells.engine.intake.out
             ):
                 await store.wait(["default"], 0.2)
                 assert not await claim(store)
@@ -282,9 +267,9 @@ async def settled_claims(store: Any) -> Sequence[Claim]:
 
 @on_a_broker
 async def test_a_retry_and_what_follows_are_rung(
-    server: RabbitServer, records: str, namespace: str
+    broker: RabbitServer, records: str, namespace: str
 ) -> None:
-    async with opened(server, records, namespace) as store:
+    async with opened(broker, records, namespace) as store:
         await idle(store)
         await store.add([job("a", max_attempts=3)])
         (first,) = await settled_claims(store)
@@ -371,14 +356,14 @@ async def doomed(body: Callable[..., None], point: str, **told: str) -> AsyncIte
 
 @on_a_broker
 @pytest.mark.parametrize("records", PLACES, indirect=True)
-async def test_producers_die(server: RabbitServer, records: str, namespace: str) -> None:
-    url = with_records(server.url(), records)
+async def test_producers_die(broker: RabbitServer, records: str, namespace: str) -> None:
+    url = with_records(broker.url(), records)
 
     async def die(point: str) -> None:
         mine = f"{namespace}.{point}"
         async for _ in doomed(producer, point, url=url, namespace=mine):
             raise AssertionError("it waits for nothing")
-        async with opened(server, records, mine) as store:
+        async with opened(broker, records, mine) as store:
             store._bells.take(["default"], ["t"], 1)  # consumes, and looks into no records
             while not store._bells.listens:
                 await beat()  # else the records would tell
@@ -392,12 +377,12 @@ async def test_producers_die(server: RabbitServer, records: str, namespace: str)
 
 @on_a_broker
 @pytest.mark.parametrize("records", PLACES, indirect=True)
-async def test_workers_die(server: RabbitServer, records: str, namespace: str) -> None:
-    url = with_records(server.url(), records)
+async def test_workers_die(broker: RabbitServer, records: str, namespace: str) -> None:
+    url = with_records(broker.url(), records)
 
     async def die(point: str) -> None:
         mine = f"{namespace}.{point}"
-        async with opened(server, records, mine) as store:
+        async with opened(broker, records, mine) as store:
             async for _ in doomed(worker, point, url=url, namespace=mine):
                 await store.add([job("a", max_crashes=9)])
             if point == "settled":
@@ -423,10 +408,10 @@ async def recovered(store: Any) -> Sequence[Claim]:
 
 
 @on_a_broker
-async def test_a_broker_that_is_away(server: RabbitServer, records: str, namespace: str) -> None:
+async def test_a_broker_that_is_away(broker: RabbitServer, records: str, namespace: str) -> None:
     """What is recorded is accepted, and run: the records tell as long as the broker can't."""
     nobody = 1  # no broker listens there
-    async with opened(server, records, namespace, port=nobody) as store:
+    async with opened(broker, records, namespace, port=nobody) as store:
         began = time.monotonic()
         await store.add([job("a")])
         assert time.monotonic() - began < 4.0, "nobody waits for a broker that is away"
@@ -439,16 +424,16 @@ async def test_a_broker_that_is_away(server: RabbitServer, records: str, namespa
 
 @on_a_broker
 async def test_a_broker_that_goes_and_comes_back(
-    server: RabbitServer, records: str, namespace: str
+    broker: RabbitServer, records: str, namespace: str
 ) -> None:
     """A wait that has begun goes on with the records; later ones hear bells again."""
     close = (
         '[rabbit_networking:close_connection(P, "test") || P <- rabbit_networking:connections()].'
     )
-    async with opened(server, records, namespace) as store:
+    async with opened(broker, records, namespace) as store:
         await idle(store)
         waits = asyncio.ensure_future(rung(store))
-        await asyncio.to_thread(server.evaluate, close)
+        await asyncio.to_thread(broker.evaluate, close)
         await store.add([job("meanwhile")])
         assert await waits == ["meanwhile"]
         await idle(store)
@@ -458,18 +443,18 @@ async def test_a_broker_that_goes_and_comes_back(
 
 @on_a_broker
 async def test_a_broker_that_takes_no_messages(
-    server: RabbitServer, records: str, namespace: str
+    broker: RabbitServer, records: str, namespace: str
 ) -> None:
-    async with opened(server, records, namespace) as store:
+    async with opened(broker, records, namespace) as store:
         await idle(store)
-        server.evaluate("rabbit_alarm:set_alarm({{resource_limit, memory, node()}, []}).")
+        broker.evaluate("rabbit_alarm:set_alarm({{resource_limit, memory, node()}, []}).")
         try:
             await store.add([job("a")])
             (claimed,) = await claim(store)  # as each worker does every few seconds
             await store.settle([done(claimed)])
             await store.add([job("b")])
         finally:
-            server.evaluate("rabbit_alarm:clear_alarm({resource_limit, memory, node()}).")
+            broker.evaluate("rabbit_alarm:clear_alarm({resource_limit, memory, node()}).")
         assert await rung(store) == ["b"]
 
 
@@ -478,14 +463,14 @@ async def test_a_broker_that_takes_no_messages(
 
 @on_a_broker
 async def test_jobs_from_before_there_were_records(
-    server: RabbitServer, records: str, namespace: str
+    broker: RabbitServer, records: str, namespace: str
 ) -> None:
     """They are taken into the records, under their ids, when a worker first asks for their line."""
-    plain: Any = connect(server.url(), namespace=namespace)
+    plain: Any = connect(broker.url(), namespace=namespace)
     await plain.open()
     await plain.add([job("old", payload=b"1"), job("low", priority=-1), job("due", delay=0.3)])
     await plain.close()
-    async with opened(server, records, namespace) as store:
+    async with opened(broker, records, namespace) as store:
         found: list[str] = []
         await claim(store)
         while len(found) < 3:
@@ -496,10 +481,10 @@ async def test_jobs_from_before_there_were_records(
 
 
 @on_a_broker
-async def test_one_sweeps_always(server: RabbitServer, records: str, namespace: str) -> None:
+async def test_one_sweeps_always(broker: RabbitServer, records: str, namespace: str) -> None:
     """The broker lets one in; when that one ends, another does it."""
-    async with opened(server, records, namespace) as second:
-        async with opened(server, records, namespace) as first:
+    async with opened(broker, records, namespace) as second:
+        async with opened(broker, records, namespace) as first:
             await idle(first)
             async with asyncio.timeout(60):
                 while not _sweeps(first):
@@ -608,8 +593,8 @@ async def test_weaker_records_are_refused(tmp_path: Path) -> None:
 
 
 @on_a_broker
-async def test_without_records_the_way_out_is_named(server: RabbitServer, namespace: str) -> None:
-    app = Outlast(server.url(), namespace=namespace)
+async def test_without_records_the_way_out_is_named(broker: RabbitServer, namespace: str) -> None:
+    app = Outlast(broker.url(), namespace=namespace)
 
     @app.task(name="t")
     async def nothing() -> None:
@@ -633,22 +618,22 @@ async def test_without_records_the_way_out_is_named(server: RabbitServer, namesp
             pytest.raises(Unsupported, match="records="),
         ):
             app.joined(connection).enqueue(nothing.call())
-    assert Feature.KEYS not in connect(server.url()).features
+    assert Feature.KEYS not in connect(broker.url()).features
 
 
 @on_a_broker
-async def test_the_doctor_names_both_classes(server: RabbitServer, tmp_path: Path) -> None:
+async def test_the_doctor_names_both_classes(broker: RabbitServer, tmp_path: Path) -> None:
     records = f"sqlite:///{tmp_path}/records.db?durability=process"
-    store: Any = connect(with_records(server.url(), records))
+    store: Any = connect(with_records(broker.url(), records))
     await store.open()
     await store.close()
-    report = await examine(with_records(server.url(), records))
+    report = await examine(with_records(broker.url(), records))
     (both,) = [finding for finding in report.findings if finding.id == "RM10"]
     assert "broker: power" in both.read
     assert ": process" in both.read
     assert report.accepted is Durability.PROCESS
     assert {finding.id[:2] for finding in report.findings} == {"RM", "SQ"}
-    away = await examine(with_records(server.url(port=1), records))
+    away = await examine(with_records(broker.url(port=1), records))
     assert away.reached
     assert away.accepted is Durability.PROCESS
     assert away.exit_code == 1

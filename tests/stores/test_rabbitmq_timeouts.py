@@ -3,60 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.servers import RabbitServer, shared
-from tests.stores.test_rabbitmq import ids, job, opened, take, until_lost
+from tests.rabbit import consumer_timeout, ids, job, opened, take, until_lost
 
 from outlast import Outlast
 from outlast.errors import Unsupported
 from outlast.job import Lost, done
-from outlast.stores.rabbitmq import declaring, intake
+from outlast.stores.rabbitmq import intake
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from tests.servers import RabbitServer
 
 pytestmark = pytest.mark.needs("rabbitmq")
 
-_names = itertools.count(1)
-
-
-@pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> RabbitServer:
-    monkeypatch.setattr(declaring, "SETTLE", 0.0)
-    return shared(RabbitServer)
-
-
-@pytest.fixture
-def namespace() -> str:
-    return f"timeouts{next(_names)}"
-
-
-@contextmanager
-def consumer_timeout(server: RabbitServer, seconds: float) -> Iterator[None]:
-    """For channels that are opened meanwhile; the broker looks each minute, and here more often."""
-    get, put = "application:get_env(rabbit, {})", "application:set_env(rabbit, {}, {})"
-    names = ("consumer_timeout", "channel_tick_interval")
-    was = server.evaluate(f"[element(2, E) || E <- [{', '.join(map(get.format, names))}]].")
-    before = was.strip().strip("[]").split(",")
-    mine = (int(seconds * 1000), 100)
-    server.evaluate(f"{', '.join(map(put.format, names, mine))}.")
-    try:
-        yield
-    finally:
-        server.evaluate(f"{', '.join(map(put.format, names, before))}.")
-
 
 async def test_nothing_is_lost_when_the_broker_takes_jobs_away(
-    server: RabbitServer, namespace: str
+    broker: RabbitServer, namespace: str
 ) -> None:
     """Nobody has told us how short its timeout is: one job is held for longer, beside others."""
-    with consumer_timeout(server, 1.0):
-        async with opened(server, namespace, query="consumer_timeout=none") as store:
+    with consumer_timeout(broker, 1.0):
+        async with opened(broker, namespace, query="consumer_timeout=none") as store:
             await store.add([job("slow"), job("ahead"), job("beside", task="u")])
             [slow] = await take(store)
             [beside] = await take(store, tasks=["u"])
@@ -75,11 +44,11 @@ async def test_nothing_is_lost_when_the_broker_takes_jobs_away(
 
 
 async def test_what_was_sent_ahead_is_not_held_until_it_is_too_late(
-    server: RabbitServer, namespace: str, monkeypatch: pytest.MonkeyPatch
+    broker: RabbitServer, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A band of low priority waits in the worker as long as there is more urgent work."""
     monkeypatch.setattr(intake, "STALE", 0.0)
-    async with opened(server, namespace) as busy, opened(server, namespace) as other:
+    async with opened(broker, namespace) as busy, opened(broker, namespace) as other:
         await busy.add([job("low", priority=-1)])
         await busy.catch_up(["default"], ["t"])
 
@@ -96,9 +65,9 @@ async def test_what_was_sent_ahead_is_not_held_until_it_is_too_late(
 
 
 async def test_a_run_is_held_to_what_is_left_since_the_delivery(
-    server: RabbitServer, namespace: str
+    broker: RabbitServer, namespace: str
 ) -> None:
-    async with opened(server, namespace) as store:
+    async with opened(broker, namespace) as store:
         await store.add([job("a"), job("b", timeout=1710.0), job("c", timeout=7.0)])
         a, b, c = (claim.job.timeout or 0.0 for claim in await take(store, 3))
     assert c == 7.0
@@ -106,14 +75,14 @@ async def test_a_run_is_held_to_what_is_left_since_the_delivery(
     assert 1500.0 < b < 1710.0
 
 
-def app_of(server: RabbitServer, namespace: str) -> Outlast:
-    return Outlast(server.url(), namespace=namespace)
+def app_of(broker: RabbitServer, namespace: str) -> Outlast:
+    return Outlast(broker.url(), namespace=namespace)
 
 
 async def test_longer_than_the_broker_lets_it_is_refused_at_registration(
-    server: RabbitServer, namespace: str
+    broker: RabbitServer, namespace: str
 ) -> None:
-    app = app_of(server, namespace)
+    app = app_of(broker, namespace)
     async with app:
 
         @app.task(name="short", timeout=1710.0)
@@ -130,9 +99,9 @@ async def test_longer_than_the_broker_lets_it_is_refused_at_registration(
 
 
 async def test_no_timeout_is_told_once_a_task(
-    server: RabbitServer, namespace: str, caplog: pytest.LogCaptureFixture
+    broker: RabbitServer, namespace: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    app = app_of(server, namespace)
+    app = app_of(broker, namespace)
 
     @app.task(name="any")
     async def any() -> None: ...
