@@ -176,6 +176,36 @@ async def test_what_was_taken_and_not_settled_comes_again(server: RabbitServer) 
     await third.close()
 
 
+async def test_an_ack_is_none_of_what_another_worker_has_taken(server: RabbitServer) -> None:
+    """Two workers in one process share the connection; what the first took isn't stored yet."""
+
+    async def took(count: int) -> list[Any]:
+        found: list[Any] = []
+        async with asyncio.timeout(PATIENCE):
+            while len(found) < count:
+                found += await broker.take(["quorum"], count - len(found))
+        return found
+
+    def ids(some: list[Any]) -> list[str]:
+        return [one.parcel.headers["id"] for one in some]
+
+    publish(server, "quorum", *"abcdef")
+    broker = RabbitBroker(server.url(), {})
+    first, second, third = await took(2), await took(1), await took(2)
+    await broker.settle(second)
+    await broker.settle(third)
+    await broker.give_back(first[:1])
+    (again, last) = await took(2)
+    assert sorted(ids([again, last])) == ["a", "f"]
+    await broker.settle([again, last])
+    await broker.close()
+    broker = RabbitBroker(server.url(), {})
+    left = await took(1)
+    assert ids(left) == ids(first[1:]) == ["b"]
+    await broker.settle(left)
+    await broker.close()
+
+
 def publish(server: RabbitServer, queue: str, *ids: str) -> None:
     with pika.BlockingConnection(pika.URLParameters(server.url())) as connection:
         for id_ in ids:

@@ -44,9 +44,11 @@ ABSENT = 5.0
 _json = msgspec.json.Encoder(enc_hook=str).encode
 
 
-class _Tag(Struct, frozen=True, gc=False):
+class _Tag(Struct, frozen=True):
     channel: Any
     number: int
+    out: dict[int, None]
+    """The numbers on this channel that were taken and are not settled, in order."""
 
 
 class _Publisher:
@@ -158,6 +160,7 @@ class _Line:
     def __init__(self, name: str) -> None:
         self.name = name
         self.ready: deque[Taken] = deque()
+        self.out: dict[int, None] = {}
         self.channel: Channel | None = None
         self.absent_until = 0.0
 
@@ -168,6 +171,7 @@ class _Line:
     async def open(self, link: Link, shown: str) -> None:
         """Consume it as it is. It is not declared: if it isn't there, it is asked for later."""
         self.ready.clear()
+        self.out = {}
         channel = await link.channel()
         # The broker ends it when the queue is deleted; it is asked for anew as soon as it is back.
         channel.raw.add_on_cancel_callback(lambda _: channel.raw.close())
@@ -186,7 +190,7 @@ class _Line:
         self.channel = channel
 
     def _on_message(self, raw: Any, method: Any, properties: Any, body: bytes) -> None:
-        tag = _Tag(raw, method.delivery_tag)
+        tag = _Tag(raw, method.delivery_tag, self.out)
         again = bool(method.redelivered)
         parcel = _parcel(properties, body)
         self.ready.append(Taken(tag=tag, raw=body, queue=self.name, parcel=parcel, again=again))
@@ -250,26 +254,36 @@ class RabbitBroker:
         for line in lines:
             if not line.is_open and asyncio.get_running_loop().time() >= line.absent_until:
                 await line.open(await self._publisher.link(), self._publisher.shown)
-        # From here on nothing may fail: the ack of a later one would be one of these as well.
+        # From here on nothing may fail: what is taken and told to nobody stays in our hands.
         self._turn += 1
         first = self._turn % len(lines)
         taken: list[Taken] = []
         for line in (*lines[first:], *lines[:first]):
             while line.ready and len(taken) < limit:
-                taken.append(line.ready.popleft())
+                one = line.ready.popleft()
+                one.tag.out[one.tag.number] = None
+                taken.append(one)
         if not taken:
             # Whoever asks again at once lets the connection speak meanwhile.
             await self._clock.sleep(0)
         return taken
 
     async def settle(self, taken: Sequence[Taken]) -> None:
-        # Handed out in order and taken in order: the last one stands for all before it.
-        last = {id(one.tag.channel): one.tag for one in taken}
-        for tag in last.values():
-            self._answer(tag.channel.basic_ack, tag, multiple=True)
+        channels: dict[int, list[_Tag]] = {}
+        for one in taken:
+            one.tag.out.pop(one.tag.number, None)
+            channels.setdefault(id(one.tag.channel), []).append(one.tag)
+        for tags in channels.values():
+            # Handed out in order and taken in order, so the last one stands for all before it,
+            # unless one of them is another's still: of a second worker in this process, perhaps.
+            last = tags[-1]
+            alone = next(iter(last.out), last.number) < last.number
+            for tag in tags if alone else (last,):
+                self._answer(tag.channel.basic_ack, tag, multiple=not alone)
 
     async def give_back(self, taken: Sequence[Taken]) -> None:
         for one in taken:
+            one.tag.out.pop(one.tag.number, None)
             self._answer(one.tag.channel.basic_nack, one.tag, requeue=True)
 
     def _answer(self, call: Any, tag: _Tag, **more: bool) -> None:
