@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from msgspec import Raw, Struct, convert
+from msgspec import Raw, Struct, ValidationError, convert
 from msgspec.structs import replace
 
 from outlast.contrib.celery.beside.bodies import Refused
@@ -23,6 +23,7 @@ __all__ = [
     "Part",
     "Result",
     "Size",
+    "check",
     "failed",
     "following",
     "joined",
@@ -138,6 +139,14 @@ def failed(call: Call, state: str, error: dict[str, Any], trace: str | None, don
     for errback in call.errbacks or ():
         _apply(_signature(errback), [call.id], made, {})
     return End(results=results, sizes=made.sizes, calls=made.calls, parts=parts)
+
+
+def check(call: Call) -> None:
+    """Raises ``Refused`` if not all that follows from a call can be read, whatever its end is."""
+    following(call, [None])
+    failed(call, "FAILURE", {}, None, "")
+    if call.chord is not None:
+        _apply(_signature(call.chord), [[]], _Made(call), {})
 
 
 def following(call: Call, args: list[Any]) -> _Made:
@@ -264,30 +273,37 @@ def _apply(sig: _Signature, args: list[Any], made: _Made, given: dict[str, Any])
 def _apply_task(sig: _Signature, args: list[Any], made: _Made, given: dict[str, Any]) -> None:
     options = sig.options | {name: one for name, one in given.items() if one is not None}
     parent = made.parent
+    stamped = [name for name in _list(options.get("stamped_headers")) if isinstance(name, str)]
+    stamps = {name: options[name] for name in stamped if name in options}
     chain = [*_list(given.get("chain")), *_list(sig.options.get("chain"))]
-    made.calls.append(
-        Call(
-            id=str(options.get("task_id") or made.new_id()),
-            task=sig.task,
-            queue=_queue(options),
-            args=sig.args if sig.immutable else [*args, *sig.args],
-            kwargs=sig.kwargs,
-            callbacks=_listed(options.get("link")),
-            errbacks=_listed(options.get("link_error")),
-            chain=chain or None,
-            chord=options.get("chord"),
-            group=options.get("group_id"),
-            group_index=options.get("group_index"),
-            root=parent.root or parent.id,
-            parent=parent.id,
-            ignore=bool(options.get("ignore_result", False)),
-            reply_to=options.get("reply_to") or parent.reply_to,
-            priority=options.get("priority", parent.priority),
-            eta=_later(options),
-            expires=options.get("expires") if isinstance(options.get("expires"), str) else None,
-            timelimit=_limits(options),
-        )
-    )
+    call = {
+        "id": str(options.get("task_id") or made.new_id()),
+        "task": sig.task,
+        "queue": _queue(options),
+        "args": sig.args if sig.immutable else [*args, *sig.args],
+        "kwargs": sig.kwargs,
+        "callbacks": _listed(options.get("link")),
+        "errbacks": _listed(options.get("link_error")),
+        "chain": chain or None,
+        "chord": options.get("chord"),
+        "group": options.get("group_id"),
+        "group_index": options.get("group_index"),
+        "root": parent.root or parent.id,
+        "parent": parent.id,
+        "ignore": bool(options.get("ignore_result", False)),
+        "reply_to": options.get("reply_to") or parent.reply_to,
+        "priority": options.get("priority", parent.priority),
+        "eta": _later(options),
+        "expires": options.get("expires") if isinstance(options.get("expires"), str) else None,
+        "timelimit": _limits(options),
+        "stamps": stamps or None,
+        "stamped": stamped or None,
+    }
+    try:
+        made.calls.append(convert(call, Call, strict=False))
+    except ValidationError as error:
+        # Said now: a call that can't be read when it is to be sent would be tried for ever.
+        raise Refused(f"a signature of {sig.task!r} that can't be sent: {error}") from None
 
 
 def _apply_chain(sig: _Signature, args: list[Any], made: _Made, given: dict[str, Any]) -> None:

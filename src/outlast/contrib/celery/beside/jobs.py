@@ -12,7 +12,7 @@ import msgspec
 from msgspec.structs import replace
 
 from outlast.contrib.celery.beside.bodies import Refused
-from outlast.contrib.celery.beside.canvas import failed, following
+from outlast.contrib.celery.beside.canvas import check
 from outlast.contrib.celery.beside.wire import read, stand_in, times
 from outlast.errors import CodecError, ConfigurationError
 from outlast.job import Job
@@ -107,8 +107,7 @@ class Jobs:
             task.signature.from_plain(call.args, call.kwargs)
         if call.callbacks or call.errbacks or call.chain or call.chord:
             # Whether all of it can be read is found out before the work is done, not after.
-            following(call, [None])
-            failed(call, "FAILURE", {}, None, "")
+            check(call)
         moments = times(call)
         return replace(
             model,

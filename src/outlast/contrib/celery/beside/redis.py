@@ -114,12 +114,20 @@ for at = 3, #ARGV, 2 do
 end
 """
 
+# What could not be put into its queue must not be remembered as sent, nor keep others from it.
 SEND = """
+local refused = {}
 for at = 1, #KEYS, 2 do
     if redis.call('SET', KEYS[at], '1', 'NX', 'EX', ARGV[1]) then
-        redis.call('LPUSH', KEYS[at + 1], ARGV[1 + (at + 1) / 2])
+        local answer = redis.pcall('LPUSH', KEYS[at + 1], ARGV[1 + (at + 1) / 2])
+        if type(answer) == 'table' and answer.err then
+            redis.call('DEL', KEYS[at])
+            refused[#refused + 1] = (at - 1) / 2
+            refused[#refused + 1] = answer.err
+        end
     end
 end
+return refused
 """
 
 # Celery's own keys and its own claim on the end of a chord, so that its workers and ours can be
@@ -281,8 +289,12 @@ class RedisBroker:
             keys.append(self._place(call.queue, call.priority))
             told.append(self._sealed(call))
         with self._link.mapped():
-            await self._send(keys=keys, args=told)
-        return [None] * len(calls)
+            refused = await self._send(keys=keys, args=told)
+        outcomes: list[BaseException | None] = [None] * len(calls)
+        for at, why in zip(refused[::2], refused[1::2], strict=True):
+            text = f"Celery's Redis: queue {calls[at].queue!r} takes nothing: {why.decode()}"
+            outcomes[at] = StoreUnavailable(text)
+        return outcomes
 
     def _sealed(self, call: Call) -> bytes:
         parcel = write(call)
