@@ -30,6 +30,7 @@ class Broker:
         self.waiting: list[Taken] = []
         self.settled: list[str] = []
         self.back: list[str] = []
+        self.sent: list[Call] = []
 
     def put(self, *ids: str) -> None:
         for id_ in ids:
@@ -50,6 +51,7 @@ class Broker:
         self.back += [one.tag for one in taken]
 
     async def send(self, calls: Sequence[Call]) -> Sequence[BaseException | None]:
+        self.sent += calls
         return [None] * len(calls)
 
     async def overhear(self, told: Any) -> None:
@@ -217,6 +219,39 @@ async def test_an_old_job_whose_end_nobody_told_is_found_behind_many_new_ones(
         await rig.intake._sweep()
         told = {id_ for id_ in await rig.jobs() if id_.endswith(".end")}
     assert told == {f"{id_}.end" for id_ in ids}
+
+
+async def test_one_that_ended_as_another_was_deleted_is_told_of(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There are as many as before."""
+    monkeypatch.setattr(intake_module, "WHOLE", 0.0)
+    monkeypatch.setattr(intake_module, "SHARE", 0)
+    async with rig.app:
+        store, ledger = rig.app.store, ledger_of(rig.app.store)
+        for id_ in "ab":
+            await store.add([rig.road.jobs.of_call(Call(id=id_, task="there.add", args=[1, 1]))])
+        await ledger.cancel(["a"])
+        await rig.intake._sweep()
+        await ledger.purge("default", [Status.CANCELLED])
+        await ledger.cancel(["b"])
+        await rig.intake._sweep()
+        assert "b.end" in await rig.jobs()
+
+
+async def test_a_next_step_that_is_wrong_is_not_the_fault_of_the_one_before(rig: Rig) -> None:
+    """It goes to Celery's queue, and is refused where it comes in."""
+    rig.backend.gate.set()
+    step = {"task": "there.add", "args": ["no number"], "options": {"task_id": "b"}}
+    call = Call(id="a", task="there.add", args=[1, 2], chain=[step])
+    async with rig.app.worker():
+        await rig.app.store.add([rig.road.jobs.of_call(call)])
+        async with asyncio.timeout(PATIENCE):
+            while not rig.broker.sent:
+                await asyncio.sleep(0)
+    assert [(one.id, one.args) for one in rig.broker.sent] == [("b", [3, "no number"])]
+    assert "SUCCESS" in rig.backend.told
+    assert "FAILURE" not in rig.backend.told
 
 
 @pytest.mark.parametrize("task", ["there.add", "there.plainly"])

@@ -170,9 +170,10 @@ class Intake:
             counts = (depth.dead, depth.cancelled)
             if self._counts.get(line, (0, 0)) != counts:
                 self._changed.add(line)
-            elif not whole or line not in self._changed:
+            elif not whole:
                 continue
-            await self._look(store, line, whole)
+            # As many may have been deleted as have ended: the newest ones are looked at anyway.
+            await self._look(store, line, whole and line in self._changed)
             self._counts[line] = counts
         if whole:
             now = self._clock.monotonic()

@@ -27,7 +27,7 @@ from outlast.contrib.celery.beside.intake import Intake
 from outlast.contrib.celery.beside.jobs import Jobs, task_name
 from outlast.contrib.celery.beside.sending import Sender, Sending
 from outlast.contrib.celery.beside.wire import Call
-from outlast.errors import ConfigurationError
+from outlast.errors import CodecError, ConfigurationError
 from outlast.failing import describe
 from outlast.hooks import Hooks
 from outlast.job import DAY, Job
@@ -214,16 +214,23 @@ class Road(Hooks):
         end = canvas.succeeded(call, plain, Raw(raw), self._now())
         jobs: list[Job] = []
         if not end.sizes:
-            # What runs here anyway needs no way round by the broker.
-            ours = [
-                one for one in end.calls
-                if one.task in self.jobs.names and one.queue in ("", *self.queues)
-            ]  # fmt: skip
-            jobs = [self.jobs.of_call(one) for one in ours]
-            end = replace(end, calls=[one for one in end.calls if one not in ours])
+            made = [(one, self._here(one)) for one in end.calls]
+            jobs = [job for _, job in made if job is not None]
+            end = replace(end, calls=[one for one, job in made if job is None])
         # Under an id of its own: one that had died before, and was told of, may have been revived.
         run.then = (*run.then, *jobs, *self._job_of(end, f"{run.id}.done", run.queue, keep=0.0))
         return plain
+
+    def _here(self, call: Call) -> Job | None:
+        """The job of a call that runs here anyway, and needs no way round by the broker."""
+        if call.task not in self.jobs.names or call.queue not in ("", *self.queues):
+            return None
+        try:
+            return self.jobs.of_call(call)
+        except (Refused, ConfigurationError, CodecError):
+            # Such as of arguments that don't fit. It is refused where it comes in, and told of
+            # there: it is not what has just run that is wrong.
+            return None
 
     def _failed(self, call: Call, error: Exception) -> None:
         """The same for a run that failed, in case it is the last."""
