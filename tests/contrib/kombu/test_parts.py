@@ -19,13 +19,20 @@ from tests.servers import PostgresServer, RedisServer, shared
 
 import outlast.contrib.kombu  # noqa: F401  kombu alone reads no entry points before a URL
 from outlast import collected
-from outlast.contrib.kombu.messages import delivered, due, encode, job_for
+from outlast.contrib.kombu.messages import (
+    delivered,
+    due,
+    encode,
+    job_for,
+    note_ids,
+    noted_ids,
+)
 from outlast.contrib.kombu.names import LONGEST, our_name, their_name
 from outlast.contrib.kombu.places import Places
 from outlast.contrib.kombu.results import OutlastResults
 from outlast.contrib.kombu.shared import Shared
 from outlast.contrib.kombu.shelves import shelf_of
-from outlast.errors import OutlastError, Unsupported
+from outlast.errors import EnqueueUncertain, OutlastError, Unsupported
 from outlast.job import Claim, Job
 from outlast.limits import check_name
 from outlast.stores import connect
@@ -303,6 +310,53 @@ def test_threads_that_publish_share_commits(
             for _ in range(100):
                 producer.publish("x", routing_key="q")
         assert commits - before <= 2
+
+
+@pytest.mark.parametrize("stored", [True, False])
+@pytest.mark.parametrize("sender", ["a program", "a worker"])
+def test_a_message_that_may_be_stored_is_sent_again_as_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stored: bool, sender: str
+) -> None:
+    """Celery's retry of a publish: by the same properties, or in a worker by the same headers."""
+    app = Celery("sends", broker=f"outlast+sqlite:///{tmp_path}/app.db", set_as_current=False)
+    app.conf.task_publish_retry_policy = {"interval_start": 0, "interval_step": 0}
+    add, tries = Shared.add, 0
+
+    def unsure(self: Shared, jobs: Any) -> None:
+        nonlocal tries
+        tries += 1
+        if stored or tries > 1:
+            add(self, jobs)
+        if tries == 1:
+            raise EnqueueUncertain("nobody knows", ids=tuple(job.id for job in jobs))
+
+    monkeypatch.setattr(Shared, "add", unsure)
+    send: Any = app.amqp._retry_publish if sender == "a worker" else lambda call, *args: call(*args)
+    send(app.send_task, "t", (1,))
+    with app.connection_for_read() as connection:
+        queue = connection.SimpleQueue("celery")
+        assert (tries, queue.qsize()) == (2, 1)
+        message = queue.get(timeout=60)
+        assert not any("unsure" in name for name in {**message.headers, **message.properties})
+        message.ack()
+        # And what is the same is sent as often as it is sent.
+        for _ in range(2):
+            send(app.send_task, "t", (1,), {"k": 1}, None, None, "same-id")
+        assert queue.qsize() == 2
+        queue.close()
+    app.close()
+
+
+def test_what_is_noted_of_a_message_is_for_the_same_body_alone() -> None:
+    jobs = [Job(id="id", queue="q")]
+    for headers in ({}, {"task": "t"}):
+        message = {"body": "1", "headers": headers, "properties": {}}
+        note_ids(message, jobs)
+        assert noted_ids({**message, "body": "2"}) == {}
+        assert noted_ids(message) == {}, "once in all"
+        note_ids(message, jobs)
+        assert noted_ids(message) == {"q": "id"}
+        assert message == {"body": "1", "headers": headers, "properties": {}}
 
 
 def test_the_store_is_opened_once_and_closed_with_its_last_user(tmp_path: Path) -> None:

@@ -14,8 +14,9 @@ from kombu.transport.base import to_rabbitmq_queue_arguments
 
 from outlast.contrib.kombu.batch import PublishBatch
 from outlast.contrib.kombu.calls import finish
-from outlast.contrib.kombu.messages import delivered, encode, job_for
+from outlast.contrib.kombu.messages import delivered, encode, job_for, note_ids, noted_ids
 from outlast.contrib.kombu.names import our_name
+from outlast.errors import EnqueueUncertain
 from outlast.limits import MAX_PRIORITY
 
 if TYPE_CHECKING:
@@ -91,7 +92,12 @@ class Channel(virtual.Channel):
     def basic_publish(
         self, message: dict[str, Any], exchange: str, routing_key: str, **kwargs: Any
     ) -> None:
-        self.shared.add(self.jobs(message, exchange, routing_key))
+        jobs = self.jobs(message, exchange, routing_key)
+        try:
+            self.shared.add(jobs)
+        except EnqueueUncertain:
+            note_ids(message, jobs)
+            raise
 
     def jobs(
         self, message: dict[str, Any], exchange: str, routing_key: str, **kwargs: Any
@@ -110,13 +116,15 @@ class Channel(virtual.Channel):
         return self._jobs(message, queues)
 
     def _jobs(self, message: dict[str, Any], queues: Sequence[str]) -> list[Job]:
+        ids = noted_ids(message)
         shared, payload = self.shared, encode(message)
-        now, new_id, time_to_live = (
-            shared.clock.now(), shared.chance.uuid7, shared.places.time_to_live
-        )  # fmt: skip
+        now, time_to_live = shared.clock.now(), shared.places.time_to_live
         return [
-            job_for(new_id(), queue, message, payload, now, time_to_live(queue)) for queue in queues
-        ]
+            job_for(
+                ids.get(our_name(queue)) or shared.chance.uuid7(),
+                queue, message, payload, now, time_to_live(queue),
+            ) for queue in queues
+        ]  # fmt: skip
 
     def create_publish_batch(self, max_size: int) -> PublishBatch:
         """What ``Producer.batch()`` uses: so many messages in one commit."""

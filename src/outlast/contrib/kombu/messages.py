@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 from datetime import UTC, datetime
 from math import isfinite
 from typing import TYPE_CHECKING, Any
@@ -14,9 +16,14 @@ from outlast.job import Job
 from outlast.limits import MAX_PRIORITY
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from outlast.job import Claim
 
-__all__ = ["delivered", "due", "encode", "job_for"]
+__all__ = ["delivered", "due", "encode", "job_for", "note_ids", "noted_ids"]
+
+UNSURE = "outlast-unsure"
+"""Where a message that may be stored has its ids meanwhile; it is never stored with them."""
 
 _plain = json.Decoder().decode
 
@@ -51,6 +58,36 @@ def job_for(
         keep=0.0,
         max_crashes=None,
     )
+
+
+def note_ids(message: dict[str, Any], jobs: Sequence[Job]) -> None:
+    """Note that a message may be stored, under these ids, for whoever sends it again.
+
+    kombu does that with the same properties, and Celery, for what a worker sends, with the same
+    headers. It is for this process alone, and for the same body.
+    """
+    ids = {job.queue: job.id for job in jobs}
+    _kept(message)[UNSURE] = {"pid": os.getpid(), "body": _digest(message), "ids": ids}
+
+
+def noted_ids(message: dict[str, Any]) -> dict[str, str]:
+    """The ids that were noted, by our names of the queues. They are noted no longer."""
+    noted = _kept(message).pop(UNSURE, None)
+    if not isinstance(noted, dict) or noted.get("pid") != os.getpid():
+        return {}
+    ids: dict[str, str] = noted["ids"] if noted["body"] == _digest(message) else {}
+    return ids
+
+
+def _kept(message: dict[str, Any]) -> dict[str, Any]:
+    """What is the same object however often it is tried to send a message."""
+    headers: dict[str, Any] = message.get("headers") or {}
+    properties: dict[str, Any] = message["properties"]
+    return headers if "task" in headers else properties
+
+
+def _digest(message: dict[str, Any]) -> str:
+    return hashlib.sha256(repr(message["body"]).encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def due(headers: dict[str, Any], now: float) -> float | None:
