@@ -66,6 +66,32 @@ def test_one_that_runs_again_when_all_is_over_changes_nothing(chord: Chord) -> N
     assert all(" part " in key or key.endswith(" over") for key in shelf.starting("result chord"))
 
 
+def test_one_that_runs_again_when_its_worker_died_at_the_end_of_all_changes_nothing(
+    chord: Chord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed when the body had been sent and the group deleted, and nothing else."""
+    backend = chord.app.backend
+    for id_ in ("a", "b"):
+        chord.end(id_)
+
+    class Killed(BaseException):
+        pass
+
+    def die(self: Any, key: Any) -> None:
+        delete(self, key)
+        raise Killed
+
+    delete = type(backend).delete
+    with monkeypatch.context() as patch:
+        patch.setattr(type(backend), "delete", die)
+        with pytest.raises(Killed):
+            chord.end("c")
+    for id_ in ("c", "b"):
+        chord.end(id_)
+    assert chord.bodies() == 1
+    assert chord.app.AsyncResult("body").state == "PENDING"
+
+
 def test_the_last_one_is_still_the_last_when_its_worker_died_over_it(
     chord: Chord, monkeypatch: pytest.MonkeyPatch
 ) -> None:

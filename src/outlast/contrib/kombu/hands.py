@@ -62,6 +62,8 @@ class Hands:
         self._lease = LEASE if self._leased else DAY
         self._lock = threading.Lock()
         self._held: dict[str, Claim] = {}
+        self._marked: dict[str, bytes] = {}
+        """The receipt under which a message was marked as delivered."""
         self._flying: set[Future[Sequence[Claim]]] = set()
         self._verdicts: deque[Verdict] = deque()
         self._settling = threading.Lock()
@@ -105,6 +107,7 @@ class Hands:
         """Somebody is about to be given this one; its delivery tag."""
         if self._lifeline is not None:
             with self._lock:
+                self._marked[claim.job.id] = claim.receipt
                 self._lifeline.mark_started(claim.job.id, alone=len(self._held) == 1)
         return claim.receipt.hex()
 
@@ -132,7 +135,11 @@ class Hands:
 
     def flush(self) -> None:
         """Return when all that was decided is durable. Raises what keeps it from being so."""
-        while self._verdicts:
+        while True:
+            with self._settling:  # what the thread has taken out already is not durable yet
+                left = bool(self._verdicts)
+            if not left:
+                return
             self._settle()
 
     def _settle(self) -> None:
@@ -150,8 +157,11 @@ class Hands:
                 raise
             if self._lifeline is not None:
                 with self._lock:
-                    for verdict in batch:
-                        self._lifeline.mark_settled(verdict.claim.job.id)
+                    for claim in (verdict.claim for verdict in batch):
+                        # What was given back may be with us again by now, and delivered.
+                        if self._marked.get(claim.job.id) == claim.receipt:
+                            del self._marked[claim.job.id]
+                            self._lifeline.mark_settled(claim.job.id)
         for each in lost:
             _log.warning(
                 "message %s of queue %s was not ours any more when it was acknowledged: it may be"

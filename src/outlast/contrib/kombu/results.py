@@ -71,11 +71,15 @@ class OutlastResults(KeyValueStoreBackend):
         self._shelf.put({_name(key): data}, self.expires or None)
 
     def delete(self, key: str | bytes) -> None:
-        name = _name(key)
-        if name.startswith(_name(self.chord_keyprefix)):
-            # The count of a chord whose body was sent. A part of it may yet be run again.
-            self._shelf.put({_over(name): b""}, self.expires or None)
-        self._shelf.drop([name])
+        self._shelf.drop([_name(key)])
+
+    def delete_group(self, group_id: str) -> None:
+        if _part.get() is not None:
+            # Of a chord whose body was sent. A part of it may yet be run again, and is to know
+            # that before it finds the group gone: Celery takes that for an error of the chord.
+            over = _over(_name(self.get_key_for_chord(group_id)))
+            self._shelf.put({over: b""}, self.expires or None)
+        super().delete_group(group_id)
 
     def incr(self, key: str | bytes) -> int:
         name, part = _name(key), _part.get()
