@@ -101,7 +101,7 @@ def test_the_same_program_on_both(tmp_path: Path, server: RedisServer) -> None:
     ]  # fmt: skip
 
 
-PROGRAM = """
+TASKS = """
 import os, time
 from pathlib import Path
 from outlast.contrib.celery.compat import Celery, chain, chord
@@ -131,12 +131,68 @@ def times(n, m):
 
 @app.task(bind=True)
 def double(self, n):
+    ran("double")
     return self.replace(chain(times.s(n, 1), times.s(2)))
+"""
 
+PROGRAM = f"""{TASKS}
 if __name__ == "__main__":
     flow = chord([chain(part.si(n), part.si(n), double.s()) for n in range(40)], total.s())
     print((flow | double.s()).delay().id)
 """
+
+DYING = f"""{TASKS}
+from outlast.stores.sqlite.store import SqliteStore
+
+settle = SqliteStore.settle
+
+def die(step):
+    if os.environ.get("DIE") == step and not os.path.exists("died"):
+        open("died", "x").close()
+        os.kill(os.getpid(), 9)
+
+async def settled(self, verdicts):
+    replaced = any(b"outlast.replaced" in (each.result or b"") for each in verdicts)
+    if replaced:
+        die("before")
+    lost = await settle(self, verdicts)
+    if replaced:
+        die("after")
+    return lost
+
+SqliteStore.settle = settled
+
+if __name__ == "__main__":
+    print(chain(part.s(5), double.s(), times.s(3)).delay().id)
+"""
+
+
+@pytest.mark.parametrize("step", ["before", "after"])
+async def test_one_that_is_replaced_is_so_once_through_a_kill(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """What runs in its place is stored with its end, in one write, before which or after which."""
+    (tmp_path / "shop.py").write_text(DYING)
+    command = [sys.executable, "shop.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    monkeypatch.setenv("DIE", step)
+    store: Any = connect(f"sqlite:///{tmp_path}/shop.db")
+    await store.open()
+    try:
+        with worker(OURS, tmp_path, ""):
+            job = None
+            while job is None:
+                (job,) = await store.get((done.stdout.strip(),))
+                await store.wait(["default"], 0.1)
+            (job,) = await store.finished((job.id,), 60)
+        assert (tmp_path / "died").exists(), "it was not killed"
+        assert (job.status, job.result) == (Status.DONE, b"30")
+        jobs = sorted(job.task for job in await store.find(limit=100))
+        assert jobs == ["shop.double", "shop.part", "shop.times", "shop.times", "shop.times"]
+        runs = (tmp_path / "runs").read_text().split("\n")
+        assert runs.count("double") == (2 if step == "before" else 1)
+    finally:
+        await store.close()
 
 
 async def test_a_chord_through_kills(tmp_path: Path) -> None:

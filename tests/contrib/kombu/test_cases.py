@@ -138,6 +138,23 @@ def test_a_group_inside_a_chord_needs_no_second_process(rig: Rig) -> None:
     assert sorted(rig.ends()) == [1, 2, 3, 4, 5, 6]
 
 
+def test_what_waits_for_a_rate_limit_is_not_lost_with_its_worker(rig: Rig) -> None:
+    """Celery's workers hold it in their memory; it is unacknowledged until it has run."""
+    limit = {"note": {"rate_limit": "1/h"}}
+    slow = rig.worker(
+        "-c", "1", "-P", "threads", task_annotations=limit, worker_prefetch_multiplier=4
+    )  # fmt: skip
+    for number in range(4):
+        rig.send("note", number)
+    rig.wait_for(0)
+    until(lambda: look(rig)[0].running == 3, PATIENCE, "the worker holds what it may")
+    assert rig.ends() == [0]
+    rig.kill(slow)
+    rig.worker("-c", "1", "-P", "threads", name="second")
+    rig.wait_for(*range(4))
+    assert sorted(rig.ends()) == [0, 1, 2, 3]
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
 def test_a_program_that_forks_goes_on_publishing(rig: Rig) -> None:
     """As gunicorn does with preloaded programs: the child must not use what its parent opened."""
