@@ -13,9 +13,9 @@ from tests.stores.test_redis import job, opened, take
 from tests.stores.test_redis import server as server
 from tests.stores.test_redis import shared as shared
 
-from outlast.job import Death, Step, done
-from outlast.stores.redis.claims import claim_args
-from outlast.stores.redis.op import Op
+from outlast.job import Death, Step, done, give_back
+from outlast.stores.redis.claims import Claiming, claim_args
+from outlast.stores.redis.op import MORE, Op
 from outlast.stores.redis.shelf import RedisShelf
 from outlast.stores.redis.upkeep import prune, recover_worker
 
@@ -201,6 +201,34 @@ async def test_a_claim_whose_answer_was_lost_is_looked_for_in_pieces(server: Red
         assert answer[0] not in (0, 1, b"0")
         assert PIECE < many < PIECE * 2
         assert (await store.depth("default")).ready == 40, "nothing is claimed on the way"
+
+
+async def test_a_member_shown_in_two_pieces_is_one_claim(server: RedisServer) -> None:
+    """So does a set that shrinks or grows between two looks."""
+    async with opened(server.url()) as store:
+        await store.add([job(task="t0"), job(task="t0")])
+        _, *found = await cast("Any", store)._do(CLAIM)
+        claiming = Claiming(10, lambda: "run")
+        assert claiming.parse([b"17", *found[:3]]) is MORE
+        assert claiming.parse([b"23", *found[:3]]) is MORE
+        claims = claiming.parse([0, *found])
+        assert [claim.job.id.encode() for claim in claims] == found[::3]
+
+
+async def test_no_lane_is_left_behind_when_thousands_expire_at_once(server: RedisServer) -> None:
+    """More than a call looks at beforehand, and then the one that holds the lane."""
+    clock = FakeClock()
+    async with opened(server.url(), clock=clock) as store:
+        await store.add([job(lane="l", ttl=120)])
+        [claim] = await take(store)
+        assert list(await store.settle([give_back(claim)])) == []
+        await store.add([job(lane="l"), *(job(ttl=60) for _ in range(PIECE))])
+        clock.advance(121)
+        args = claim_args(["default"], [None], 10, 60.0, "w", False, b"t", "")
+        answer = await cast("Any", store)._do(Op("claim", args, list))
+        assert answer == [1], "there is more"
+        [claim] = await take(store)
+        assert claim.job.lane == "l"
 
 
 async def test_a_shelf_is_read_in_pieces(server: RedisServer) -> None:

@@ -67,9 +67,12 @@ class Claiming:
         """The claims, or ``MORE``."""
         self._asked = False
         claims = [claim_from(raw[n], raw[n + 1], raw[n + 2]) for n in range(1, len(raw), 3)]
+        if isinstance(raw[0], bytes) or self._found:
+            # A set that changes between two pieces may show a member in both.
+            self._found |= {claim.job.id: claim for claim in claims}
+            claims = list(self._found.values())
         if isinstance(raw[0], bytes):
             self._place.text = raw[0].decode()
-            self._found |= {claim.job.id: claim for claim in claims}
             return MORE
         self.may_be_more = bool(raw[0])
-        return [*self._found.values(), *claims] if self._found else claims
+        return claims

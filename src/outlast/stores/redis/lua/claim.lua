@@ -177,7 +177,8 @@ for _, each in ipairs(dropped) do
   local what, at, H, S = unpack(each, 1, 4)
   if what == 'gone' then withdraw(at.line.name, at.place)
   elseif what == 'old' then end_waiting(at.id, H, S, EXPIRED)
-  else park(at.id, H, at.place) end
+  elseif call('HGET', P .. 'h', H[10]) then park(at.id, H, at.place)
+  else more = true end -- the holder has just ended
 end
 lease_all(leases)
 each_chunk(claimed, 500, function(list, i, j) call('SADD', P .. 'w' .. worker, unpack(list, i, j)) end)
