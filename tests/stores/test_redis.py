@@ -320,10 +320,11 @@ async def test_an_add_whose_answer_was_lost_is_repeated(server: RedisServer) -> 
         assert [claim.job.id for claim in await take(store)] == [each.id]
 
 
-async def test_what_is_not_kept_is_not_added_twice(server: RedisServer) -> None:
+@pytest.mark.parametrize("keep", [0, 0.5])
+async def test_what_is_not_kept_is_not_added_twice(server: RedisServer, keep: float) -> None:
     """It may have been done and forgotten meanwhile, so its caller decides."""
     async with proxied(server.port) as line, opened(server.url(port=line.port)) as store:
-        each = job(keep=0)
+        each = job(keep=keep)
         line.cut_at(each.id.encode())
         with pytest.raises(EnqueueUncertain) as uncertain:
             await store.add([each])
@@ -410,9 +411,9 @@ async def test_a_frozen_server_holds_nobody_up_for_ever(
     own: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The kernel goes on taking its connections, and no answer ever comes."""
-    for name, seconds in (("SILENCE", 0.3), ("ANSWERS_WITHIN", 0.3), ("PATIENCE", 0.3)):
-        monkeypatch.setattr(engine, name, seconds)
     async with opened(own.url()) as store:
+        for name, seconds in (("SILENCE", 0.3), ("ANSWERS_WITHIN", 0.3), ("PATIENCE", 0.3)):
+            monkeypatch.setattr(engine, name, seconds)
         assert own.process is not None
         own.process.send_signal(signal.SIGSTOP)
         try:

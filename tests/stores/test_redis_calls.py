@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
+import threading
 import time
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 from tests.stores.test_redis import job, opened, take
+from tests.stores.test_redis import own as own
 from tests.stores.test_redis import server as server
 from tests.stores.test_redis import shared as shared
 
 from outlast.clock import SystemClock
-from outlast.job import Death, done
+from outlast.errors import EnqueueUncertain, JobNotFound, StoreClosed
+from outlast.job import Death, Failure, Status, dead, done
+from outlast.stores import connect
+from outlast.stores.redis import engine
+from outlast.stores.redis.op import Op
 from outlast.stores.redis.scripts import texts
 
 if TYPE_CHECKING:
@@ -67,6 +74,78 @@ async def test_scripts_are_loaded_once(server: RedisServer) -> None:
 def test_no_script_looks_through_all_keys() -> None:
     for text in texts().values():
         assert not re.search(r"""['"](KEYS|SCAN|SORT|FLUSH\w*|RANDOMKEY)['"]""", text)
+
+
+async def test_what_cannot_be_written_down_spoils_no_other_call(server: RedisServer) -> None:
+    async with opened(server.url()) as store, asyncio.timeout(60):
+        jobs = [job() for _ in range(50)]
+        await store.add(jobs)
+        first, *claims = await take(store)
+        half = dead(first, Failure(kind="error", message="\ud800"))
+        calls: list[Any] = [store.settle([done(claim)]) for claim in claims]
+        calls[25:25] = [store.settle([half]), cast("Any", store).emit("\ud800", b"", 1.0)]
+        answers: list[Any] = await asyncio.gather(*calls, return_exceptions=True)
+        wrong = [answer for answer in answers if isinstance(answer, Exception)]
+        assert [type(error) for error in wrong] == [UnicodeEncodeError] * 2
+        depth = await store.depth("default")
+        assert (depth.running, depth.done) == (1, 49)
+
+
+async def test_half_a_character_names_nothing(server: RedisServer) -> None:
+    async with opened(server.url()) as store, asyncio.timeout(60):
+        await store.add([job(key="k")])
+        half = "\udcff"
+        assert list(await store.get([half])) == [None]
+        assert list(await store.cancel([half])) == ["missing"]
+        assert list(await store.revive([half])) == [False]
+        assert list(await store.find(key=half)) == []
+        assert list(await store.find(queue=half)) == []
+        assert len(await store.find(after=half)) == 1, "all ids come before it"
+        with pytest.raises(JobNotFound):
+            await store.finished([half], 0)
+        with pytest.raises(JobNotFound):
+            await store.purge(half, [Status.DONE])
+
+
+async def test_a_call_handed_over_while_the_store_closes_is_answered(server: RedisServer) -> None:
+    store: Any = connect(server.url())
+    await store.open()
+
+    class Late(Op[None]):
+        """Handed over when it was looked at, and before it is in the line, all is closed."""
+
+        __slots__ = ()
+
+        @property
+        def since(self) -> float:
+            return 0.0
+
+        @since.setter
+        def since(self, _: float) -> None:
+            if self.reply is not None:
+                closing = threading.Thread(target=store.close_now)
+                closing.start()
+                closing.join()
+
+    answer = await asyncio.to_thread(store._hand_over, Late("idle", [0, "default"]))
+    with pytest.raises(StoreClosed):
+        answer.result(60)
+
+
+async def test_a_call_that_breaks_each_connection_is_told(
+    own: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as one that is larger than the server reads. Others go on beside it."""
+    monkeypatch.setattr(engine, "PATIENCE", 0.5)
+    own.say("CONFIG", "SET", "client-query-buffer-limit", "1mb")
+    async with opened(own.url()) as store, opened(own.url()) as other, asyncio.timeout(60):
+        adding = asyncio.ensure_future(store.add([job(payload=b"x" * 3_000_000)]))
+        while not adding.done():
+            await store.depth("default")
+        with pytest.raises(EnqueueUncertain, match="adding the same"):
+            await adding
+        await store.add([job()])
+        assert (await other.depth("default")).ready == 1
 
 
 class Wrong(SystemClock):

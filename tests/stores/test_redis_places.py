@@ -17,6 +17,7 @@ from outlast.errors import ConfigurationError, OutlastError, StoreUnavailable
 from outlast.job import done
 from outlast.store import Durability
 from outlast.stores import connect
+from outlast.stores.redis import engine
 from outlast.stores.redis.address import read
 
 if TYPE_CHECKING:
@@ -131,6 +132,59 @@ async def test_a_cluster_of_three_nodes(servers: list[RedisServer]) -> None:
             assert list(await store.settle([done(claim) for claim in claims])) == []
     sizes = [int(each.say("DBSIZE")[1:]) for each in nodes]
     assert sum(size > 0 for size in sizes) > 1, sizes
+
+
+async def test_a_slot_that_moves_to_another_node(
+    servers: list[RedisServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While it does, each call is refused: no node has all of its keys."""
+    monkeypatch.setattr(engine, "PATIENCE", 0.3)
+    nodes = make_cluster(servers, 3)
+    slot = nodes[0].say("CLUSTER", "KEYSLOT", "{outlast:default}")[1:].decode().strip()
+    old = nodes[int(slot) // 5461]
+    new = next(node for node in nodes if node is not old)
+    names = [str(node.say("CLUSTER", "MYID").split(b"\r\n")[1], "ascii") for node in (old, new)]
+    async with opened(nodes[0].url()) as store, asyncio.timeout(60):
+        jobs = [job() for _ in range(20)]
+        await store.add(jobs)
+        new.say("CLUSTER", "SETSLOT", slot, "IMPORTING", names[0])
+        old.say("CLUSTER", "SETSLOT", slot, "MIGRATING", names[1])
+        before = connections(old)
+        late = job()
+        with pytest.raises(StoreUnavailable, match="is moving to"):
+            await store.add([late])
+        assert connections(old) - before < 50
+        while not (keys := old.say("CLUSTER", "GETKEYSINSLOT", slot, "1000")).startswith(b"*0"):
+            moved = keys.decode("latin1").split("\r\n")[2::2]
+            hand_over(old, new, moved)
+            with pytest.raises(StoreUnavailable, match="is moving to"):
+                await store.add([late])
+        for node in (new, old):
+            node.say("CLUSTER", "SETSLOT", slot, "NODE", names[1])
+        async with asyncio.timeout(60):
+            while True:
+                try:
+                    await store.add([late])
+                    break
+                except StoreUnavailable:
+                    continue
+        claims = await take(store, 1000)
+        assert {claim.job.id for claim in claims} == {each.id for each in (*jobs, late)}
+
+
+def connections(server: RedisServer) -> int:
+    return int(server.say("INFO", "stats").split(b"total_connections_received:")[1].split(b"\r")[0])
+
+
+def hand_over(old: RedisServer, new: RedisServer, keys: list[str]) -> None:
+    """Some of them hold bytes that no plain command could name."""
+    command = ["MIGRATE", "127.0.0.1", str(new.port), "", "0", "5000", "KEYS", *keys]
+    parts = [part.encode("latin1") for part in command]
+    data = b"*%d\r\n" % len(parts) + b"".join(b"$%d\r\n%b\r\n" % (len(p), p) for p in parts)
+    with socket.create_connection(("127.0.0.1", old.port), 10) as line:
+        line.settimeout(30)
+        line.sendall(data)
+        assert line.recv(1000).startswith(b"+OK")
 
 
 async def test_a_failover_in_a_cluster(servers: list[RedisServer]) -> None:

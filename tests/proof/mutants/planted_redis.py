@@ -54,8 +54,8 @@ REDIS_BUGS = (
     Bug(
         "Redis: what is not kept is added twice when an answer is lost",
         f"{REDIS}/engine.py",
-        "    return not op.repeatable or any(job.keep == 0 for job in op.jobs)\n",
-        "    return not op.repeatable\n",
+        "        job.keep is not None and job.keep < SOON_FORGOTTEN for job in op.jobs\n",
+        "        False for job in op.jobs\n",
         (f"{TESTS}::test_what_is_not_kept_is_not_added_twice",),
     ),
     Bug(

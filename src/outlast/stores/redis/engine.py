@@ -8,6 +8,7 @@ cancelled stops waiting, no more: no answer can ever reach the wrong one.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections import deque
 from typing import TYPE_CHECKING, Any
@@ -27,7 +28,7 @@ from outlast.stores.replies import deliver
 from outlast.stores.thread_loop import ThreadLoop
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Iterator, Sequence
 
     from redis.asyncio.connection import AbstractConnection
 
@@ -47,6 +48,10 @@ WINDOW = 64
 WRITES = 2
 PATIENCE = 5.0
 """Seconds that a call waits for a server that is away."""
+SOON_FORGOTTEN = 60.0
+"""Seconds, more than may pass until a call is made again."""
+TRIES = 5
+"""Connections that may break under a call that has waited so long, one after the other."""
 SILENCE = 20.0
 """Seconds after which a server that owes an answer is taken for lost."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.01, 1.0
@@ -74,7 +79,9 @@ class Engine:
         self._writing = 0
         self._heard = 0.0
         self._down_since = 0.0
+        self._answered = False
         self._closing = False
+        self._over = False
         self._asleep = False
         self._thread = ThreadLoop("outlast-redis")
         self._loop = self._thread.loop
@@ -103,7 +110,9 @@ class Engine:
             raise StoreClosed("the store is closed")
         op.since = self._loop.time()
         (self._writes if op.writes else self._others).append(op)
-        if self._asleep:
+        if self._over:  # since it was looked at
+            self._refuse()
+        elif self._asleep:
             self._asleep = False
             self._loop.call_soon_threadsafe(self._work.set)
 
@@ -130,7 +139,18 @@ class Engine:
         self._work.set()
         if self._life is not None:
             await self._life
+        self._over = True
+        self._refuse()
         await self.bell.close()
+
+    def _refuse(self) -> None:
+        """In any thread: whatever was handed over while we closed is not going to be done."""
+        for waiting in (self._writes, self._others):
+            with contextlib.suppress(IndexError):
+                while True:
+                    op = waiting.popleft()
+                    op.error = StoreClosed("the store is closed")
+                    deliver([op])
 
     async def _connect(self) -> AbstractConnection:
         """In time, or not at all."""
@@ -165,13 +185,15 @@ class Engine:
 
     async def _live(self, first: AbstractConnection) -> None:
         connection: AbstractConnection | None = first
+        pause = FIRST_PAUSE
         while connection is not None:
-            self._heard = self._loop.time()
+            began = self._heard = self._loop.time()
+            self._answered = False
             work = [self._read(connection), self._send(connection)]
             if self._wait is not None and self._second is not None:
                 work.append(self._safe.watch(self._second, self._wait))
             tasks = [self._loop.create_task(each) for each in work]
-            await self._until_lost(tasks)
+            why = await self._until_lost(tasks)
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks)
@@ -180,31 +202,42 @@ class Engine:
                     await hang_up(each)
             self._second = None
             self._take_back()
+            if self._answered or self._loop.time() - began > PATIENCE:
+                self._down_since, why, pause = self._loop.time(), None, FIRST_PAUSE
             connection = None
             if not self._closing or self._writes or self._others:
-                connection = await self._reach()
+                connection, pause = await self._reach(why, pause)
 
-    async def _until_lost(self, tasks: Sequence[asyncio.Task[None]]) -> None:
+    async def _until_lost(self, tasks: Sequence[asyncio.Task[None]]) -> BaseException | None:
+        """What ended one of them."""
         while True:
             done, _ = await asyncio.wait(tasks, timeout=1.0, return_when=asyncio.FIRST_COMPLETED)
+            why = None
             for task in done:
                 error = task.exception()
                 if error is not None and not isinstance(error, RedisError | OSError):
                     _log.error("%s: a call broke the connection", self._address, exc_info=error)
+                why = error or why
             if done or (self._under_way and self._loop.time() - self._heard > SILENCE):
-                return
+                return why
 
-    async def _reach(self) -> AbstractConnection | None:
-        """Try again and again; calls that have waited too long are told. None when all is over."""
-        self._down_since = self._loop.time()
-        pause = FIRST_PAUSE
+    async def _reach(
+        self, why: BaseException | None, pause: float
+    ) -> tuple[AbstractConnection | None, float]:
+        """Try again and again; calls that have waited too long are told. None when all is over.
+
+        ``why`` is what has ended a connection on which nothing was answered: so may the next end.
+        """
         while True:
             try:
-                return await self._connect()
+                if why is not None:
+                    raise mapped(why, self._address.shown)
+                return await self._connect(), pause
             except OutlastError as error:
                 self._give_up(error)
             if self._closing and not (self._writes or self._others):
-                return None
+                return None, pause
+            why = None
             await asyncio.sleep(pause)
             pause = min(pause * 2, LONGEST_PAUSE)
 
@@ -217,11 +250,12 @@ class Engine:
                 if not self._under_way:
                     self._heard = self._loop.time()
                 data = []
-                for ops in calls:
-                    data.append(self._packed(ops))
+                for ops, packed in self._packed_each(calls):
+                    data.append(packed)
                     self._under_way.append(ops)
                     self._writing += ops[0].writes
-                await connection.send_packed_command(data, check_health=False)
+                if data:
+                    await connection.send_packed_command(data, check_health=False)
                 continue
             if self._closing and not (
                 self._under_way or self._writes or self._others or self._safe
@@ -259,6 +293,20 @@ class Engine:
             size += len(op.jobs) + len(op.verdicts)
         return ops
 
+    def _packed_each(self, calls: Sequence[list[Op[Any]]]) -> Iterator[tuple[list[Op[Any]], bytes]]:
+        """Whoever asks for what can't be written down is told, and spoils nobody else's call."""
+        for ops in calls:
+            try:
+                packed = self._packed(ops)
+            except Exception as error:
+                if len(ops) > 1:
+                    yield from self._packed_each([[op] for op in ops])
+                else:
+                    ops[0].error = error
+                    deliver(ops)
+            else:
+                yield ops, packed
+
     def _packed(self, ops: Sequence[Op[Any]]) -> bytes:
         first = ops[0]
         args: Sequence[Arg]
@@ -289,6 +337,7 @@ class Engine:
                 self._put_back(ops)
                 self._where = (raw.host, raw.port) if isinstance(raw, MovedError) else None
                 raise raw
+            self._answered = True
             self._answer(ops, raw)
             if ops[0].answer is MORE:
                 self._put_back(ops)
@@ -341,14 +390,21 @@ class Engine:
         self._under_way.extendleft(reversed(self._safe.take_back()))
         while self._under_way:
             ops = self._under_way.pop()
+            kept: list[Op[Any]] = []
             for op in ops:
                 op.again = True
-            uncertain = [op for op in ops if _is_risky(op)]
-            for op in uncertain:
-                op.error = self._unknown(op, "the connection broke before the answer came")
-            deliver(uncertain)
-            self._put_back([op for op in ops if not _is_risky(op)])
+                op.broken += 1
+                if _is_risky(op) or self._is_hopeless(op):
+                    op.error = self._unknown(op, "the connection broke before the answer came")
+                else:
+                    kept.append(op)
+            deliver([op for op in ops if op.error is not None])
+            self._put_back(kept)
         self._writing = 0
+
+    def _is_hopeless(self, op: Op[Any]) -> bool:
+        """It may be what breaks the connections: one that is too large for the server does."""
+        return op.broken >= TRIES and op.since < self._loop.time() - PATIENCE
 
     def _put_back(self, ops: Sequence[Op[Any]]) -> None:
         for op in reversed(ops):
@@ -381,9 +437,11 @@ class Engine:
 def _is_risky(op: Op[Any]) -> bool:
     """Whether doing it twice is not the same as once.
 
-    A job that isn't kept may have been added, done and forgotten meanwhile.
+    A job that isn't kept for long may have been added, done and forgotten meanwhile.
     """
-    return not op.repeatable or any(job.keep == 0 for job in op.jobs)
+    return not op.repeatable or any(
+        job.keep is not None and job.keep < SOON_FORGOTTEN for job in op.jobs
+    )
 
 
 def _copy(error: OutlastError) -> OutlastError:

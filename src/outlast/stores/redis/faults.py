@@ -35,6 +35,8 @@ def mapped(error: BaseException, shown: str) -> OutlastError:
             return _no_right(error, shown)
         case theirs.OutOfMemoryError():
             return StoreFull(f"{shown} has no memory left (maxmemory): nothing was stored")
+        case theirs.AskError():
+            return StoreUnavailable(f"{shown}: the slot of the jobs is moving to {error.node_addr}")
         case theirs.ClusterDownError() | theirs.TryAgainError() | theirs.ReadOnlyError():
             return StoreUnavailable(f"{shown} takes no calls now: {error}")
         case theirs.ConnectionError() if "CERTIFICATE_VERIFY_FAILED" in str(error):

@@ -75,7 +75,7 @@ def jobs(ids: Sequence[str]) -> Op[Sequence[Job | None]]:
             for n, id_ in enumerate(ids)
         ]
 
-    return Op("look", ["jobs", *ids], parse)
+    return Op("look", ["jobs", *_named(ids)], parse)
 
 
 def ended(ids: Sequence[str], *, listen: bool) -> Op[Sequence[Job]]:
@@ -87,14 +87,14 @@ def ended(ids: Sequence[str], *, listen: bool) -> Op[Sequence[Job]]:
             raise JobNotFound(f"no job {missing} is stored: it never was, or it was deleted")
         return [job_from(*row) for row in raw]
 
-    return Op("look", ["ends", int(listen), *ids], parse)
+    return Op("look", ["ends", int(listen), *_named(ids)], parse)
 
 
 def cancel(ids: Sequence[str]) -> Op[Sequence[Cancelled]]:
     def parse(raw: Sequence[bytes]) -> Sequence[Any]:
         return [word.decode() for word in raw]
 
-    return Op("steer", ["cancel", *ids], parse, repeatable=False)
+    return Op("steer", ["cancel", *_named(ids)], parse, repeatable=False)
 
 
 def revive(ids: Sequence[str]) -> Op[Sequence[bool]]:
@@ -106,11 +106,16 @@ def revive(ids: Sequence[str]) -> Op[Sequence[bool]]:
             )
         return [bool(each) for each in raw]
 
-    return Op("steer", ["revive", *ids], parse, repeatable=False)
+    return Op("steer", ["revive", *_named(ids)], parse, repeatable=False)
 
 
 def pause(queue: str, paused: bool) -> Op[None]:
     return Op("steer", ["pause", queue, int(paused)])
+
+
+def _named(texts: Sequence[str]) -> list[bytes]:
+    """Half a character names nothing that is stored, and is looked for in vain."""
+    return [text.encode("utf-8", "surrogatepass") for text in texts]
 
 
 class Scan:
@@ -135,16 +140,15 @@ class Scan:
         self._from = "+" if after is None else f"@{after}"
         self._below: str | None = None
         self._tests: list[Arg] = [
-            queue or "",
-            task or "",
-            key or "",
+            *_named((queue or "", task or "", key or "")),
             *("" if moment is None else repr(float(moment)) for moment in (since, until)),
         ]
 
     def find(self, limit: int) -> Op[None]:
         if self._below is not None:
             limit = PAGE  # those that are not below it are no finds
-        args: list[Arg] = ["find", self._from, min(limit, PAGE), self._states, *self._tests]
+        place = _named([self._from])[0]
+        args: list[Arg] = ["find", place, min(limit, PAGE), self._states, *self._tests]
         return Op("scan", args, self._read)
 
     def purge(self, *, dry_run: bool) -> Op[None]:

@@ -61,8 +61,8 @@ class Op(Reply[T]):
     """
 
     __slots__ = (
-        "again", "args", "capacity", "jobs", "mergeable", "parse", "repeatable", "script", "since",
-        "verdicts",
+        "again", "args", "broken", "capacity", "jobs", "mergeable", "parse", "repeatable", "script",
+        "since", "verdicts",
     )  # fmt: skip
 
     def __init__(
@@ -88,6 +88,7 @@ class Op(Reply[T]):
             bool(jobs) and capacity is None and all(job.key is None for job in jobs)
         )
         self.again = False
+        self.broken = 0
         self.since = 0.0
 
     @property
