@@ -36,6 +36,13 @@ async def test_a_batch_fits_whole_or_not_at_all(store: FullStore) -> None:
     await store.add([job("a"), job("b")], capacity=3)
 
 
+async def test_what_found_no_room_holds_no_key(store: FullStore) -> None:
+    await add(store, job())
+    with pytest.raises(QueueFull):
+        await store.add([job("a", key="k")], capacity=1)
+    assert list(await store.add([job("b", key="k")])) == [Added("b")]
+
+
 async def test_without_a_capacity_there_is_none(store: FullStore) -> None:
     await store.add([job()], capacity=1)
     await add(store, job(), job())

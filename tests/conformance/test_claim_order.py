@@ -131,6 +131,12 @@ async def test_newest_first_among_the_most_urgent(store: FullStore) -> None:
     assert ids(await take(store, newest=True)) == ["urgent 2", "urgent 1", "2", "1"]
 
 
+async def test_newest_first_over_several_queues(store: FullStore) -> None:
+    await add(store, *(job(f"{n}", queue=("a", "b")[n % 2]) for n in range(6)))
+    for expected in (["5", "4"], ["3", "2"], ["1", "0"]):
+        assert ids(await take(store, 2, newest=True, queues=["a", "b"])) == expected
+
+
 async def test_newest_first_within_a_rank(store: FullStore) -> None:
     await add(store, job("b1", rank=b"b"), job("a1", rank=b"a"), job("b2", rank=b"b"))
     await add(store, job("a2", rank=b"a", queue="other"), job("z", priority=1, rank=b"z"))

@@ -114,6 +114,17 @@ async def test_a_suspect_that_ran_alone_is_to_blame(store: FullStore) -> None:
     assert (await get(store, "b")).status is Status.QUEUED
 
 
+async def test_a_suspect_that_did_not_start_stays_one(store: FullStore) -> None:
+    await add(store, job("a"), job("b"))
+    await take(store, worker="w1")
+    await store.recover_worker("w1", Death())
+    await take(store, worker="w2")
+    await store.recover_worker("w2", Death(started=frozenset()))
+    for found in await store.get(["a", "b"]):
+        assert found is not None
+        assert (found.attempt, found.suspect) == (1, True)
+
+
 async def test_one_that_had_lost_its_claim_may_have_been_the_one(store: FullStore) -> None:
     lost = await start(store, job("lost"), worker="w2")
     await start(store, job("held"), worker="w2")

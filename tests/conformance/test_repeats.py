@@ -36,6 +36,14 @@ async def test_raise_names_the_holder_and_stores_none(store: FullStore) -> None:
     await add(store, job("b", key="other", on_repeat="raise"))
 
 
+async def test_raise_leaves_nothing_of_a_queue_that_was_new(store: FullStore) -> None:
+    await add(store, job("a", key="k"))
+    with pytest.raises(KeyRepeated):
+        await store.add([job("x", queue="new"), job("b", key="k", on_repeat="raise")])
+    await add(store, job("y", queue="new"))
+    assert ids(await take(store, queues=["new"])) == ["y"]
+
+
 async def test_raise_as_long_as_the_key_is_remembered(store: FullStore, clock: FakeClock) -> None:
     running = await start(store, job("a", key="k", keep_key=100))
     for _ in range(2):
@@ -207,11 +215,17 @@ async def test_a_key_of_the_queue_is_free_at_the_claim(store: FullStore, policy:
     [running] = await take(store)
     assert list(await store.add([call("b", b"2")])) == [Added("b")]
     await store.settle([give_back(running)])
-    # The first one does not take its key again, nor does its end free the other one's.
-    assert list(await store.add([job(key="k", digest=b"2")])) == [Added("b", created=False)]
-    claims = await take(store)
-    assert ids(claims) == ["a", "b"]
-    await store.settle([done(claim) for claim in claims])
+    # The first one does not take its key again, nor does its claim or its end free the other one's.
+    held = [Added("b", created=False)]
+    assert list(await store.add([job(key="k", digest=b"2")])) == held
+    [running] = await take(store, 1)
+    assert running.job.id == "a"
+    assert list(await store.add([job(key="k", digest=b"2")])) == held
+    await store.settle([done(running)])
+    assert list(await store.add([job(key="k", digest=b"2")])) == held
+    [last] = await take(store)
+    assert last.job.id == "b"
+    await store.settle([done(last)])
     await add(store, job("c", key="k", digest=b"3"))
 
 
