@@ -26,6 +26,7 @@ from tests.proof.actors import drained_in_child
 from tests.proof.checker import check
 from tests.proof.journal import Journal, read
 from tests.proof.script import NEXT_SCHEMA, halves
+from tests.proof.stage import result_of
 from tests.proof.stores import sqlite_store
 
 from outlast.stores.sqlite import schema
@@ -180,7 +181,7 @@ def _judge(work: Path, swept: Swept, where: str) -> None:
     db = work / "proof.db"
     final = drained_in_child(lambda: sqlite_store(db), witness, work / "final.json")
     events = read(witness)
-    report = check(events, final)
+    report = check(events, final, result=result_of)
     swept.acknowledged += report.acknowledged
     for name, found in report.broken.items():
         swept.broken[name] = swept.broken.get(name, 0) + len(found)

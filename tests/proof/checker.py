@@ -48,7 +48,7 @@ class Run:
 
 @dataclass(slots=True)
 class Report:
-    """What was found. The fields up to ``unasked`` name the ids (or runs) that break a promise."""
+    """What was found. The fields up to ``unearned`` name the ids (or runs) that break a promise."""
 
     lost: list[str] = field(default_factory=list)
     """Acknowledged, and neither stored nor ended."""
@@ -70,6 +70,8 @@ class Report:
     """Dead, though no run of it failed."""
     unasked: list[str] = field(default_factory=list)
     """Cancelled, though nobody asked for it."""
+    unearned: list[str] = field(default_factory=list)
+    """Done, though no run of it came to a good end, or with another result than that of its run."""
     acknowledged: int = 0
     uncertain: int = 0
     recovered: int = 0
@@ -87,7 +89,7 @@ class Report:
         """The promises that do not hold, with what breaks them."""
         names = (
             "lost", "invented", "stuck", "undone", "doubled", "unexplained", "miscounted",
-            "disordered", "buried", "unasked",
+            "disordered", "buried", "unasked", "unearned",
         )  # fmt: skip
         return {name: found for name in names if (found := getattr(self, name))}
 
@@ -144,14 +146,16 @@ def check(
     forgets: bool = False,
     patience: float = 5.0,
     author: Callable[[Job], tuple[int, int] | None] | None = None,
+    result: Callable[[Job], bytes] | None = None,
 ) -> Report:
     """Judge a history against the store's contents after the faults stopped and work ran dry.
 
     ``forgets``: the store deletes jobs as they end. ``patience``: a run that was over that many
     seconds before the fault had time to be settled, so the fault doesn't excuse another run.
-    ``author`` reads (pid, attempt) of the run that made a job's result out of that result.
+    ``author`` reads (pid, attempt) of the run that made a job's result out of that result;
+    ``result`` says what it is, where each run of a job has the same.
     """
-    return _Trial(events, final, forgets, patience, author).judge()
+    return _Trial(events, final, forgets, patience, author, result).judge()
 
 
 class _Trial:
@@ -162,12 +166,14 @@ class _Trial:
         forgets: bool,
         patience: float,
         author: Callable[[Job], tuple[int, int] | None] | None,
+        result: Callable[[Job], bytes] | None,
     ) -> None:
         self.events = sorted(events, key=lambda event: event.at)
         self.final = final
         self.forgets = forgets
         self.patience = patience
         self.author = author
+        self.result = result
         self.report = Report()
         self.by_id: dict[str, list[Event]] = defaultdict(list)
         self.parents: dict[int, int] = {}
@@ -229,8 +235,12 @@ class _Trial:
             self._again(before, after, story)
 
     def _ending(self, id: str, story: list[Event], runs: list[Run], job: Job) -> None:
-        """A job may die or be cancelled only for a reason that is on record."""
-        if job.status is Status.DEAD:
+        """A job may end, well or badly, only for a reason that is on record."""
+        if job.status is Status.DONE:
+            earned = any("done" in (run.note, run.verdict, run.asked) for run in runs)
+            if not earned or (self.result is not None and job.result != self.result(job)):
+                self.report.unearned.append(id)
+        elif job.status is Status.DEAD:
             if not any(run.note == "error" or "dead" in (run.verdict, run.asked) for run in runs):
                 self.report.buried.append(id)
         elif job.status is Status.CANCELLED:

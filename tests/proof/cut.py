@@ -29,6 +29,7 @@ from tests.proof.checker import check
 from tests.proof.journal import Journal
 from tests.proof.patience import linger, until
 from tests.proof.processes import Child, fork, in_child
+from tests.proof.stage import result_of
 from tests.proof.stores import sqlite_store
 
 from outlast.doctor import examine
@@ -362,7 +363,7 @@ class Outlast(OnFile):
 def judged(witness: Path, final: Mapping[str, Job]) -> Outcome:
     """What the journals say against what a store of outlast held in the end."""
     events = journals.read(witness)
-    report = check(events, final)
+    report = check(events, final, result=result_of)
     broken = {name: len(found) for name, found in report.broken.items()}
     gone = broken.pop("lost", 0) + broken.pop("undone", 0)
     story = report.story(events) if broken or gone else ""

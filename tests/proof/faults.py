@@ -26,7 +26,7 @@ import msgspec
 from tests.proof.checker import check
 from tests.proof.cut import command
 from tests.proof.journal import Memo
-from tests.proof.stage import QUEUE, TASK, Stage, payload_of
+from tests.proof.stage import QUEUE, TASK, Stage, payload_of, result_of
 from tests.proof.stores import sqlite_store
 
 from outlast.errors import OutlastError, StoreDamaged, StoreError, StoreFull
@@ -59,7 +59,7 @@ class Seen:
                 self.errors.append(name)
 
     async def judge(self, stage: Stage, memo: Memo) -> Seen:
-        report = check(memo.events, await stage.dump(), patience=1e9)
+        report = check(memo.events, await stage.dump(), patience=1e9, result=result_of)
         self.acknowledged = report.acknowledged
         self.broken = {name: len(found) for name, found in report.broken.items()}
         self.story = report.story(memo.events)[-3000:]

@@ -25,6 +25,7 @@ from tests.proof.checker import Report, check
 from tests.proof.journal import Journal
 from tests.proof.patience import linger, until
 from tests.proof.processes import Child, fork
+from tests.proof.stage import result_of
 from tests.proof.stores import sqlite_store
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ def bare_rounds(rounds: int, seed: int, budget: float = float("inf")) -> Toll:
                 folder / "final.json",
             )
             events = journals.read(witness)
-            toll.add(check(events, final), events)
+            toll.add(check(events, final, result=result_of), events)
     toll.seconds = time.monotonic() - began
     return toll
 

@@ -24,7 +24,7 @@ from tests.proof.checker import check
 from tests.proof.disk import MODES, Mode, images, lay_out
 from tests.proof.journal import Event, Memo
 from tests.proof.script import play
-from tests.proof.stage import Stage
+from tests.proof.stage import Stage, result_of
 from tests.proof.stores import sqlite_store
 from tests.proof.vfs import Op, Tape, watched
 
@@ -146,7 +146,7 @@ async def _judge(
         final = await stage.dump()
     finally:
         store.close_now()
-    report = check([*told, *after.events], final, patience=ENDLESS)
+    report = check([*told, *after.events], final, patience=ENDLESS, result=result_of)
     broken = report.broken
     if not drain:
         broken.pop("stuck", None)

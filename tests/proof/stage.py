@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from outlast.lifeline import Lifeline
     from outlast.store import Store
 
-__all__ = ["QUEUE", "TASK", "Ending", "Stage", "payload_of"]
+__all__ = ["QUEUE", "TASK", "Ending", "Stage", "payload_of", "result_of"]
 
 QUEUE, TASK = "toll", "toll"
 Ending = Literal["done", "retry", "give_back", "dead", "cancelled"]
@@ -49,6 +49,11 @@ NOTES: dict[Ending, str] = {
 def payload_of(id: str, size: int = 0) -> bytes:
     """What a job of the rigs carries: its own id, so that mixed-up bytes are noticed."""
     return b'"' + id.encode() + b"." * size + b'"'
+
+
+def result_of(job: Job) -> bytes:
+    """What every run of a job of the rigs comes to, so that mixed-up results are noticed."""
+    return payload_of(job.id)
 
 
 class Stage:
@@ -130,7 +135,7 @@ class Stage:
         for job in then:
             self.tell("invoke", job.id)
         if ending == "done":
-            return done(claim, payload_of(claim.job.id), then)
+            return done(claim, result_of(claim.job), then)
         if ending == "retry":
             return retry(claim, self.dice.choice((0.0, 0.01)), FAILURE, then)
         if ending == "dead":

@@ -95,7 +95,7 @@ def test_refused_and_yet_seen_is_invented() -> None:
 
 
 def test_never_sent_and_yet_seen_is_invented() -> None:
-    assert broken(Story().holds()) == {"invented": ["a"]}
+    assert broken(Story().holds()) == {"invented": ["a"], "unearned": ["a"]}
     assert broken(Story().ran()) == {"invented": ["a"]}
 
 
@@ -228,8 +228,9 @@ def test_the_result_must_be_the_last_runs() -> None:
 
 def test_a_result_without_a_finished_run_is_invented() -> None:
     story = Story().added().tell("start", "a", attempt=1).holds(result=b"20 1", attempt=1)
-    assert broken(story, author=made_by) == {"invented": ["a"]}
-    assert broken(Story().added().holds(), author=made_by) == {"invented": ["a"]}
+    wrong = {"invented": ["a"], "unearned": ["a"]}
+    assert broken(story, author=made_by) == wrong
+    assert broken(Story().added().holds(), author=made_by) == wrong
 
 
 def test_attempts_must_grow_unless_the_power_took_the_claim() -> None:
@@ -239,6 +240,26 @@ def test_attempts_must_grow_unless_the_power_took_the_claim() -> None:
 
     assert broken(again("kill", target=WORKER)) == {"miscounted": ["a"]}
     assert broken(again("cut")) == {}
+
+
+def test_done_without_a_good_run_is_unearned() -> None:
+    assert broken(Story().added().holds()) == {"unearned": ["a"]}
+    for note in ("error", "stopped"):
+        assert broken(Story().added().ran(note=note).holds()) == {"unearned": ["a"]}
+    neighbour = Story().added("a").added("b").ran("a").settled("a").holds("a")
+    assert broken(neighbour.tell("start", "b").holds("b")) == {"unearned": ["b"]}
+    asked = Story().added().tell("start", "a").tell("settle", "a", note="done")
+    assert broken(asked.holds()) == {}
+
+
+def test_another_result_than_that_of_its_run_is_unearned() -> None:
+    def told(job: Job) -> bytes:
+        return job.id.encode()
+
+    story = Story().added().ran()
+    assert broken(story.holds(result=b"a"), result=told) == {}
+    assert broken(story.holds(result=b"b"), result=told) == {"unearned": ["a"]}
+    assert broken(story.holds(), result=told) == {"unearned": ["a"]}
 
 
 def test_dead_without_a_failed_run_is_buried() -> None:
