@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import logging
+import threading
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,7 @@ from outlast import (
     LeaseLost,
     Outlast,
     Status,
+    StoreClosed,
     StoreUnavailable,
     TaskError,
     Unsupported,
@@ -32,6 +34,7 @@ from outlast import (
 )
 from outlast.access import ledger_of
 from outlast.job import Death
+from outlast.stores import connect
 from outlast.testing import drain
 
 if TYPE_CHECKING:
@@ -369,6 +372,50 @@ async def test_it_ends_in_time_and_leaves_nothing(url: str) -> None:
         await handle.result(timeout=60)
         assert await ask("SELECT item FROM sold") == ["tea"]
         assert await ask("SELECT 1 FROM pg_stat_activity WHERE state LIKE 'idle in%'") == []
+
+
+async def test_the_store_is_closed_under_it(url: str) -> None:
+    """It is undone, and whoever waits is told; the program does not hang."""
+    store: Any = connect(url)
+    await store.open()
+    open_, waits = await store.begin(5.0), await store.begin(5.0)
+    await open_.execute("INSERT INTO sold VALUES ('tea')")
+    sleeps = asyncio.ensure_future(waits.execute("SELECT pg_sleep(1000)"))
+    async with asyncio.timeout(60):
+        while not await ask("SELECT 1 FROM pg_stat_activity WHERE query LIKE '%pg_sleep(1000)'"):
+            pass
+        await store.close()
+        with pytest.raises(StoreClosed):
+            await sleeps
+        while await ask("SELECT 1 FROM pg_stat_activity WHERE state LIKE 'idle in%'"):
+            pass
+    assert await ask("SELECT item FROM sold") == []
+
+
+async def test_one_that_nobody_waits_for_any_more_is_given_back(url: str) -> None:
+    store: Any = connect(url)
+    await store.open()
+    engine = store.engine
+    real, there, go = engine.take, threading.Event(), threading.Event()
+
+    async def slow() -> Any:
+        taken = await real()
+        there.set()
+        assert go.wait(60)
+        return taken
+
+    engine.take = slow
+    begins = asyncio.ensure_future(store.begin(5.0))
+    await asyncio.to_thread(there.wait, 60)
+    begins.cancel()
+    await asyncio.wait((begins,))
+    go.set()
+    engine.take = real
+    async with asyncio.timeout(60):
+        while not engine._spare:
+            await asyncio.sleep(0)
+    assert not engine._lent
+    await store.close()
 
 
 async def test_a_lost_answer_to_the_commit_is_found_out(app: Outlast) -> None:

@@ -7,26 +7,24 @@ stops waiting, no more: nothing on a connection is ever cut off in the middle.
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
+import contextlib
 import logging
+import threading
 from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from outlast.errors import EnqueueUncertain, OutlastError, StoreClosed
-from outlast.job import Added, Alike
-from outlast.limits import is_plain
 from outlast.stores.news import ENDED, EVERYWHERE
-from outlast.stores.postgres.adds import add_alike, add_carefully, add_fresh
 from outlast.stores.postgres.bell import Bell
 from outlast.stores.postgres.faults import Careful, Dropped, Refused, is_ours, mapped
+from outlast.stores.postgres.group import Group
 from outlast.stores.postgres.link import CLAIMING, SETTLING, Link
 from outlast.stores.postgres.op import Op, deliver
 from outlast.stores.postgres.patient import Patient
 from outlast.stores.postgres.servertime import ServerTime
-from outlast.stores.postgres.swift import add_swiftly
 from outlast.stores.postgres.turn import Lines
-from outlast.stores.postgres.upkeep import compact
-from outlast.stores.postgres.verdicts import lines_of, settle
 from outlast.stores.thread_loop import ThreadLoop
 
 if TYPE_CHECKING:
@@ -35,11 +33,9 @@ if TYPE_CHECKING:
     from asyncpg import Connection
 
     from outlast.clock import Clock
-    from outlast.job import Job, Lost
     from outlast.stores.news import News
     from outlast.stores.postgres.address import Address
     from outlast.stores.postgres.schema import Names
-    from outlast.stores.postgres.turn import Turn
 
 __all__ = ["Engine"]
 
@@ -51,6 +47,8 @@ SPARE = 4
 """Connections kept for the next transactions of users."""
 GROUP = 2000
 """Rows in one transaction, roughly: beyond that the others have waited long enough."""
+LAST_WORDS = 5.0
+"""Seconds that calls get to end which are under way when the store is closed."""
 COMPACT_EVERY = 500
 """Transactions after which this process sums up the log of counts, should no worker do it."""
 _BOUND = "INSERT INTO @bounded (queue) SELECT pg_catalog.unnest($1::text[]) ON CONFLICT DO NOTHING"
@@ -79,11 +77,14 @@ class Engine:
         self._bounded: set[str] = set()
         self._turns = 0
         self._closing = False
+        self._gate = threading.RLock()
+        """What is handed over has been when the closing begins, or never is."""
         self._asleep = False
         self._thread = ThreadLoop("outlast-postgres")
         self._loop = self._thread.loop
         self.lines = lines = Lines()
         self._spare: list[Link] = []
+        self._lent: set[Link] = set()
         time = ServerTime(clock)
         self._make = partial(Link, address, names, lines, time, "lent")
         self._check = check
@@ -112,60 +113,94 @@ class Engine:
 
     def write(self, op: Op[Any]) -> None:
         """Have a call done in the order of its coming, in one transaction with others."""
-        if self._closing:
-            raise StoreClosed("the store is closed")
-        self._waiting.append(op)
-        if self._asleep:
-            self._asleep = False
-            self._loop.call_soon_threadsafe(self._work.set)
+        with self._gate:
+            self._check_open()
+            self._waiting.append(op)
+            if self._asleep:
+                self._asleep = False
+                self._loop.call_soon_threadsafe(self._work.set)
 
     def read(self, op: Op[Any]) -> None:
         """Have a call done on the other connection, in the order of its coming."""
-        if self._closing:
-            raise StoreClosed("the store is closed")
-        self._loop.call_soon_threadsafe(self._begin, op)
+        with self._gate:
+            self._check_open()
+            self._loop.call_soon_threadsafe(self._begin, op)
 
     def park(self, op: Op[Any], queues: Sequence[str], idle: Callable[[], bool]) -> Patient:
         """Have a call done as soon as it is not ``idle``, or there is news, or it is rung."""
-        if self._closing:
-            raise StoreClosed("the store is closed")
-        patient = Patient(op, queues, self._loop, self._unpark)
-        self._loop.call_soon_threadsafe(self._park, patient, idle)
-        return patient
+        with self._gate:
+            self._check_open()
+            patient = Patient(op, queues, self._loop, self._unpark)
+            self._loop.call_soon_threadsafe(self._park, patient, idle)
+            return patient
 
     def listen(self) -> None:
         """Somebody is about to wait for news of others."""
-        if not self._closing:
-            self._loop.call_soon_threadsafe(self.bell.listen)
+        with self._gate:
+            if not self._closing:
+                self._loop.call_soon_threadsafe(self.bell.listen)
 
     def tell(self, news: dict[int, set[str]]) -> None:
         """Something was committed on another connection than ours."""
-        if not self._closing:
-            self._loop.call_soon_threadsafe(self._tell, news)
+        with self._gate:
+            if not self._closing:
+                self._loop.call_soon_threadsafe(self._tell, news)
 
     async def elsewhere(self, work: Coroutine[Any, Any, T]) -> T:
-        """Have it done in the store's own loop; cancelled, it has been cancelled there."""
-        if self._closing:
-            work.close()
-            raise StoreClosed("the store is closed")
-        done = asyncio.run_coroutine_threadsafe(work, self._loop)
-        found: T = await asyncio.wrap_future(done)
-        return found
+        """Have it done in the store's own loop; cancelled, it is cancelled there."""
+        done = self._start_elsewhere(work)
+        try:
+            return await asyncio.wrap_future(done)
+        except asyncio.CancelledError:
+            # Not the caller was cancelled, but what he waits for, by the closing.
+            if done.cancelled() and not _is_cancelled():
+                raise StoreClosed("the store was closed meanwhile") from None
+            raise
 
     def blocking(self, work: Coroutine[Any, Any, T]) -> T:
         """The same for callers without an event loop; blocks."""
-        if self._closing:
-            work.close()
-            raise StoreClosed("the store is closed")
-        return self._thread.run(work)
+        try:
+            return self._start_elsewhere(work).result()
+        except concurrent.futures.CancelledError:
+            raise StoreClosed("the store was closed meanwhile") from None
+
+    async def lend(self) -> tuple[Link, Connection]:
+        """``take``, for a caller in another loop. Cancelled, what comes all the same goes back."""
+        taking = self._start_elsewhere(self.take())
+        try:
+            return await asyncio.shield(asyncio.wrap_future(taking))
+        except asyncio.CancelledError:
+            taking.add_done_callback(self._unlend)
+            if taking.cancelled() and not _is_cancelled():
+                raise StoreClosed("the store was closed meanwhile") from None
+            raise
 
     def close(self) -> None:
         """Finish what was handed over, then let go of everything. Blocks."""
-        if self._closing:
-            return
-        self._closing = True
+        with self._gate:
+            if self._closing:
+                return
+            self._closing = True
         self._thread.run(self._finish())
         self._thread.end()
+
+    def _check_open(self) -> None:
+        if self._closing:
+            raise StoreClosed("the store is closed")
+
+    def _start_elsewhere(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+        with self._gate:
+            if self._closing:
+                work.close()
+            self._check_open()
+            return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def _unlend(self, taking: concurrent.futures.Future[tuple[Link, Connection]]) -> None:
+        if not taking.cancelled() and taking.exception() is None:
+            link, _ = taking.result()
+            # Once the store is closed, whatever was lent is gone.
+            with contextlib.suppress(StoreClosed):
+                self._start_elsewhere(self.give(link))
 
     # -- the thread
 
@@ -181,6 +216,13 @@ class Engine:
         while self._reads:
             await asyncio.wait(list(self._reads))
         await self.bell.close()
+        # Transactions of users that are still open are undone, and who waits for one is told.
+        for link in self._lent:
+            link.abort()
+        if rest := asyncio.all_tasks() - {asyncio.current_task()}:
+            for task in rest:
+                task.cancel()
+            await asyncio.wait(rest, timeout=LAST_WORDS)
         while self._spare:
             await self._spare.pop().close()
         await self._writing.close()
@@ -192,10 +234,13 @@ class Engine:
         """One more connection, for one user alone until ``give``."""
         link = self._spare.pop() if self._spare else self._make()
         link.check = self._check
-        return link, await link.hold()
+        connection = await link.hold()
+        self._lent.add(link)
+        return link, connection
 
     async def give(self, link: Link) -> None:
         """It comes back; a few are kept for the next ones."""
+        self._lent.discard(link)
         await link.let_go()
         if self._closing or len(self._spare) >= SPARE:
             await link.close()
@@ -329,7 +374,7 @@ class Engine:
                 op.error.__cause__ = error
 
     async def _together(self, group: Sequence[Op[Any]], careful: bool) -> None:
-        together = _Group(group, careful)
+        together = Group(group, careful)
         bounds = {job.queue for op in group if op.capacity is not None for job in op.jobs}
         if bounds - self._bounded:
             # Before anybody can be refused: those who claim are to tell that there is room.
@@ -379,98 +424,9 @@ class Engine:
             self._work.set()
 
 
-class _Group:
-    """Adds and settlements that are written together, and what each of them is answered."""
-
-    def __init__(self, ops: Sequence[Op[Any]], careful: bool) -> None:
-        self.careful = careful
-        self.compacts = False
-        self.told = False
-        """Whether its commit has told other processes of it."""
-        self._adds = [op for op in ops if op.jobs]
-        self._settles = [op for op in ops if op.verdicts]
-        self._model = _model_of(self._adds)
-        self._jobs: list[Job] = []
-        self._ids: list[list[str]] = []
-        if self._model is None:
-            self._jobs = [job for op in self._adds for job in op.jobs]
-        else:
-            self._ids = [_ids(op.jobs) for op in self._adds]
-        self._verdicts = [verdict for op in self._settles for verdict in op.verdicts]
-        self._added: list[list[Added]] = []
-        self._lost: list[list[Lost]] = []
-
-    def lines(self) -> set[tuple[str, str | None]]:
-        jobs = self._jobs if self._model is None else (self._model,)
-        return lines_of(self._verdicts) | {(job.queue, job.task) for job in jobs}
-
-    @property
-    def is_swift(self) -> bool:
-        """Whether all of it is one add, of jobs of which nothing is asked."""
-        return self._model is not None and not (self._verdicts or self.careful or self.compacts)
-
-    @property
-    def queue(self) -> str:
-        """Of what is swift."""
-        assert self._model is not None
-        return self._model.queue
-
-    async def add(self, turn: Turn, commit: str, call: tuple[str, ...]) -> bool | None:
-        """``write`` and the commit, for what is swift; None if nothing was done."""
-        assert self._model is not None
-        done = await add_swiftly(turn, self._model, *self._columns(), commit, call)
-        self.told = bool(done and call)
-        return done
-
-    def _columns(self) -> tuple[list[str], list[bytes]]:
-        ids = [id_ for each in self._ids for id_ in each]
-        return ids, [each for op in self._adds for each in _payloads(op.jobs)]
-
-    async def write(self, turn: Turn) -> bool:
-        self._lost = []
-        if self.careful:
-            # Jobs are locked before keys, here as in a claim.
-            for op in self._settles:
-                self._lost.append(await settle(turn, op.verdicts, careful=True))
-            if self._adds:
-                self._added = await add_carefully(turn, self._adds)
-        else:
-            if self._model is not None:
-                await add_alike(turn, self._model, *self._columns())
-            elif self._jobs:
-                await add_fresh(turn, self._jobs)
-            if self._verdicts:
-                await settle(turn, self._verdicts, careful=False)
-        if self.compacts:
-            await compact(turn)
-        return True
-
-    def answer(self) -> None:
-        """Once it is committed."""
-        if not self.careful:
-            ids = self._ids or [[job.id for job in op.jobs] for op in self._adds]
-            self._added = [[Added(id_) for id_ in each] for each in ids]
-            self._lost = [[] for _ in self._settles]
-        for op, added in zip(self._adds, self._added, strict=True):
-            op.answer = added
-        for op, lost in zip(self._settles, self._lost, strict=True):
-            op.answer = lost
-
-
-def _model_of(adds: Sequence[Op[Any]]) -> Job | None:
-    """The job that all of these are like but for id and payload, if nothing is asked of it."""
-    model = adds[0].model if adds else None
-    if model is None or not is_plain(model) or any(op.model is not model for op in adds):
-        return None
-    return model
-
-
-def _ids(jobs: Sequence[Job]) -> list[str]:
-    return list(jobs.ids) if type(jobs) is Alike else [job.id for job in jobs]
-
-
-def _payloads(jobs: Sequence[Job]) -> Sequence[bytes]:
-    return jobs.payloads if type(jobs) is Alike else [job.payload for job in jobs]
+def _is_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0
 
 
 def _both(

@@ -363,7 +363,7 @@ class Joinable:
             if connection is not None:
                 transaction = PostgresTransaction(self, wire_of(connection), None)
             else:
-                link, ours = await engine.elsewhere(engine.take())
+                link, ours = await engine.lend()
                 transaction = PostgresTransaction(self, AsyncpgWire(ours), link)
             try:
                 await transaction.begin(within)

@@ -295,6 +295,10 @@ class Link:
         finally:
             self._lock.release()
 
+    def abort(self) -> None:
+        """Let go of the connection, whatever it is used for; the server undoes what is open."""
+        self._drop()
+
     async def _hurry(
         self, connection: Connection, swift: Callable[[Turn], Awaitable[T | None]]
     ) -> tuple[T, dict[int, set[str]]] | None:
