@@ -28,17 +28,24 @@ if TYPE_CHECKING:
     from outlast.stores.postgres.address import Address
     from outlast.stores.postgres.link import Link
 
-__all__ = ["Bell", "Pending"]
+__all__ = ["TELL_TIMEOUT", "Bell", "Pending"]
 
 _log = logging.getLogger(__name__)
 
+TELL_TIMEOUT = "200ms"
+"""How long others' notifying commits are waited for; on our own nobody waits for a disk."""
 SPACING = 0.05
 """Seconds between two rings of one process."""
 MOST_QUEUES = 20
 """Queues named in one ring; more are told as all of them."""
 LOOK = 10.0
 """Seconds after which a quiet connection is asked whether it still listens."""
-_RING = "SELECT set_config('synchronous_commit', 'off', true), pg_notify($1::text, $2::text)"
+_RING = (
+    "SELECT set_config('synchronous_commit', 'off', true),"
+    f" set_config('lock_timeout', '{TELL_TIMEOUT}', true), pg_notify($1::text, $2::text)"
+)
+LATER = 1.0
+"""Seconds until the next ring after one that somebody's notifying commit was in the way of."""
 _LISTENS = "SELECT EXISTS (SELECT 1 FROM pg_listening_channels() c WHERE c = $1::text)"
 _KINDS = {"work": WORK, "room": ROOM}
 
@@ -106,6 +113,9 @@ class Bell:
         self._rung_at = time.monotonic()
         try:
             await link.plain(_RING, *self.call(pending))
+        except asyncpg.LockNotAvailableError:
+            self.give_back(pending)
+            self._rung_at += LATER
         except (StoreError, OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
             _log.info("%s: news could not be told: %s", self._address.shown, type(error).__name__)
 

@@ -16,6 +16,7 @@ import asyncpg
 
 from outlast.stores.news import WORK
 from outlast.stores.postgres import adds, claims, ledger
+from outlast.stores.postgres.bell import TELL_TIMEOUT
 from outlast.stores.postgres.faults import Careful, Dropped
 from outlast.stores.postgres.link import LOCK_TIMEOUT, planner
 from outlast.stores.postgres.rows import LIVE, opts_of, texts
@@ -102,6 +103,8 @@ _TELL, _MAKE_TELL = _routine(
     f"BEGIN done := @{_ADD}($1, $2, $3, $4, $5, $6, $7, $8); IF done THEN COMMIT;"
     # It must be without settings of its own, to commit: so all is named with its schema.
     " PERFORM pg_catalog.set_config('synchronous_commit', 'off', true);"
+    # Others who notify are not waited for as long as they like: it can be told later.
+    f" PERFORM pg_catalog.set_config('lock_timeout', '{TELL_TIMEOUT}', true);"
     # Where it is full, the commit would fail: of a job that is there already.
     " IF pg_catalog.pg_notification_queue_usage() OPERATOR(pg_catalog.<)"
     " '0.9'::pg_catalog.float8 THEN PERFORM pg_catalog.pg_notify($9, $10); END IF; END IF;",
@@ -175,18 +178,24 @@ async def add_swiftly(
 ) -> bool | None:
     """``add_alike``, with the commit; None if nothing was done. Raises ``Careful`` as that does.
 
-    ``call``: where and what to tell others once it is committed, if they are to be told by this.
+    ``call``: where and what to tell others once it is committed, if they are to be told by this;
+    the answer is whether they were.
     """
     line = turn.lines.ids[model.queue, model.task]
     turn.tell(WORK, (model.queue,))
     marks = (line, turn.now, opts_of(model), commit, min(ids), max(ids))
     text = _CALL_TELL if call else _CALL_ADD
     try:
-        return await turn.value(text, ids, payloads, *marks, *call) or None
+        done = await turn.value(text, ids, payloads, *marks, *call)
     except asyncpg.UniqueViolationError:
         raise Careful from None
+    except asyncpg.LockNotAvailableError as error:
+        if not call or _ADD in (error.context or ""):
+            raise
+        return False  # it is committed, and it was only the news that had to wait
     except asyncpg.QueryCanceledError as error:
         if not call:
             raise
         # Between the two commits, perhaps.
         raise Dropped(error, committing=True) from error
+    return bool(call) if done else None
