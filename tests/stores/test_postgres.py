@@ -446,6 +446,15 @@ async def test_the_doctor_tells_a_sound_server_from_an_unsound_one(
     report = await examine(server.url(schema=store.schema))
     assert (report.accepted, report.exit_code) == (Durability.POWER, 0)
     assert {finding.id for finding in report.findings} == {f"PG{n}" for n in range(1, 12)}
+    await ask(server, f"ALTER TABLE {store.schema}.jobs SET (autovacuum_enabled = false)")
+    await ask(server, "ALTER ROLE outlast SET idle_in_transaction_session_timeout TO '1s'")
+    try:
+        report = await examine(server.url(schema=store.schema))
+    finally:
+        await ask(server, "ALTER ROLE outlast RESET ALL")
+        await ask(server, f"ALTER TABLE {store.schema}.jobs RESET (autovacuum_enabled)")
+    said = {finding.read for finding in report.findings if finding.id == "PG9"}
+    assert {"autovacuum is off for jobs", "idle_in_transaction_session_timeout=1000ms"} <= said
     await ask(server, f"ALTER TABLE {store.schema}.keys SET UNLOGGED")
     report = await examine(server.url(schema=store.schema))
     assert (report.accepted, report.exit_code) == (Durability.MEMORY, 1)

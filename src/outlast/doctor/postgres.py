@@ -92,11 +92,23 @@ class _Examination:
         found: str = await self._connection.fetchval("SELECT current_setting($1)", name)
         return found
 
+    async def _tables(self, bad: str, kinds: str) -> list[tuple[str, bool]]:
+        """What is in the schemas of all namespaces, and whether it is so."""
+        rows = await self._connection.fetch(
+            f"SELECT CASE WHEN n.nspname = $1 THEN '' ELSE n.nspname || '.' END || c.relname,"
+            f" coalesce({bad}, false) FROM pg_class c JOIN pg_namespace n"
+            " ON n.oid = c.relnamespace WHERE (n.nspname = $1 OR starts_with(n.nspname::text, $1"
+            f" || '_')) AND c.relkind IN ({kinds}) ORDER BY 1",
+            self._schema,
+        )
+        return [(name, found) for name, found in rows]
+
     async def pg1(self) -> None:
         """What a commit does."""
         fsync, pages = await self._setting("fsync"), await self._setting("full_page_writes")
         commit = await self._setting("synchronous_commit")
-        read = f"fsync={fsync}, full_page_writes={pages}, synchronous_commit={commit}"
+        method = await self._setting("wal_sync_method")
+        read = f"fsync={fsync} ({method}), full_page_writes={pages}, synchronous_commit={commit}"
         if fsync != "on":
             means = "nothing is on the disk when a commit returns"
             self._say("PG1", _ERROR, read, means, "set fsync=on", Durability.PROCESS)
@@ -143,12 +155,8 @@ class _Examination:
 
     async def pg4(self) -> None:
         """Tables that a crash empties."""
-        rows = await self._connection.fetch(
-            "SELECT c.relname, c.relpersistence::text FROM pg_class c JOIN pg_namespace n"
-            " ON n.oid = c.relnamespace WHERE n.nspname = $1 AND c.relkind IN ('r', 'i', 'S')",
-            self._schema,
-        )
-        unlogged = sorted(name for name, persistence in rows if persistence == "u")
+        rows = await self._tables("c.relpersistence = 'u'", "'r', 'i', 'S'")
+        unlogged = [name for name, bad in rows if bad]
         if unlogged:
             remedy = f'ALTER TABLE "{self._schema}".… SET LOGGED'
             read = f"unlogged: {', '.join(unlogged)}"
@@ -209,17 +217,28 @@ class _Examination:
 
     async def pg9(self) -> None:
         """What keeps the tables from being tidied, and what cuts work off."""
-        statement = await self._setting("statement_timeout")
-        if statement != "0":
+        timeouts = await self._connection.fetch(
+            "SELECT name, setting || unit FROM pg_settings WHERE setting <> '0' AND name IN"
+            " ('statement_timeout', 'transaction_timeout', 'idle_in_transaction_session_timeout')"
+            " ORDER BY name"
+        )
+        for name, value in timeouts:
             means = "pruning and looking for jobs may be cut off"
-            self._say("PG9", _WARNING, f"statement_timeout={statement}", means)
+            if name.startswith("idle"):
+                means = "a transaction of a task's that takes a while is undone"
+            self._say("PG9", _WARNING, f"{name}={value}", means)
         if await self._setting("autovacuum") != "on":
             means = "dead rows pile up, and every claim walks over them"
             self._say("PG9", _ERROR, "autovacuum=off", means, "set autovacuum=on")
+        unkept = await self._tables("'autovacuum_enabled=false' = ANY(c.reloptions)", "'r'")
+        if names := [name for name, bad in unkept if bad]:
+            means = "dead rows pile up there, and every claim may walk over them"
+            remedy = "ALTER TABLE … RESET (autovacuum_enabled)"
+            self._say("PG9", _ERROR, f"autovacuum is off for {', '.join(names)}", means, remedy)
         oldest = await self._connection.fetchval(
             "SELECT greatest((SELECT max(age(backend_xmin)) FROM pg_stat_activity), (SELECT"
             " max(age(xmin)) FROM pg_replication_slots), (SELECT max(age(catalog_xmin))"
-            " FROM pg_replication_slots))"
+            " FROM pg_replication_slots), (SELECT max(age(transaction)) FROM pg_prepared_xacts))"
         )
         age = await self._connection.fetchval(
             "SELECT age(datfrozenxid) FROM pg_database WHERE datname = current_database()"
@@ -228,8 +247,12 @@ class _Examination:
         if age > WRAP:
             self._say("PG9", _ERROR, read, "the server will stop taking writes", "VACUUM FREEZE")
         elif (oldest or 0) > OLD:
-            means = "dead rows can't be removed: a long transaction or an idle replication slot"
-            self._say("PG9", _WARNING, read, means, "end it; see pg_stat_activity")
+            means = (
+                "dead rows can't be removed: a long transaction, an idle replication slot, or a"
+                " prepared transaction that nobody ends"
+            )
+            remedy = "end it; see pg_stat_activity, pg_replication_slots, pg_prepared_xacts"
+            self._say("PG9", _WARNING, read, means, remedy)
         else:
             self._say("PG9", _OK, read)
 
@@ -243,7 +266,7 @@ class _Examination:
             self._say("PG10", _OK, "the role is no superuser")
         row = await self._connection.fetchrow(
             "SELECT s.ssl, inet_server_addr() IS NULL OR inet_server_addr() <<= '127.0.0.0/8'"
-            " FROM pg_stat_ssl s WHERE s.pid = pg_backend_pid()"
+            " OR inet_server_addr() <<= '::1' FROM pg_stat_ssl s WHERE s.pid = pg_backend_pid()"
         )
         if row is not None and not row[0] and not row[1]:
             means = "payloads and results can be read on the network"
