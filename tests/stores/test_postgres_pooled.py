@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tests.servers import PgBouncer, PostgresServer, shared
 
-from outlast import Outlast, Status, current
+from outlast import Outlast, Status, StoreUnavailable, current
 from outlast.job import Job, done
 from outlast.stores import connect
 from outlast.testing import drain
@@ -90,6 +91,34 @@ async def test_a_job_that_comes_is_found_by_polling(stores: list[PostgresStore],
     await stores[1].add([Job(id="a")])
     async with asyncio.timeout(60):
         await waits
+
+
+async def test_a_fence_grows_though_the_pooler_hides_the_death_of_the_server() -> None:
+    server = PostgresServer(wal_writer_delay="10s")  # so that what nobody waited for is lost
+    server.start()
+    pooler = PgBouncer(server)
+    pooler.start()
+    store: Any = connect(pooler.url(pooler="transaction"))
+    try:
+        await store.open()
+        await store.add([Job(id="a")])
+        fences = []
+        for _ in range(2):
+            [claim] = await store.claim(["default"], [None], 1, 0.0, "w")
+            fences.append(claim.fence)
+            server.kill()
+            server.start()
+            async with asyncio.timeout(60):
+                while True:
+                    with contextlib.suppress(StoreUnavailable):
+                        await store.recover(10)
+                        if (await store.depth("default")).ready:
+                            break
+        assert fences == sorted(set(fences))
+    finally:
+        await store.close()
+        pooler.remove()
+        server.remove()
 
 
 async def test_a_transaction_of_the_user_is_one_session(url: str) -> None:

@@ -16,7 +16,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import asyncpg
 
 from outlast.errors import OutlastError, StoreUnavailable
-from outlast.stores.postgres.faults import AGAIN, POOLED, Careful, Dropped, is_lost, mapped
+from outlast.stores.postgres.faults import (
+    AGAIN,
+    POOLED,
+    Careful,
+    Dropped,
+    Repeat,
+    is_lost,
+    mapped,
+)
 from outlast.stores.postgres.turn import Turn
 
 if TYPE_CHECKING:
@@ -33,7 +41,6 @@ __all__ = [
     "CLAIMING",
     "LOCK_TIMEOUT",
     "PATIENCE",
-    "SEARCH_PATH",
     "SETTLING",
     "TRIES",
     "Link",
@@ -87,7 +94,14 @@ SETTLING = _begin("{commit}", "off")
 the statistics say of it. Who keeps a transaction of his own open over a key stops only those who
 ask for that key: they are told, and the others go on."""
 _NO_FUNCTION = (asyncpg.UndefinedFunctionError, asyncpg.InsufficientPrivilegeError)
-_EPOCH = "UPDATE @meta SET epoch = epoch + 1 RETURNING epoch"
+_EPOCH = (
+    "UPDATE @meta SET epoch = epoch + 1 RETURNING epoch,"
+    " extract(epoch FROM clock_timestamp())::float8"
+)
+_SESSION = (
+    "SELECT extract(epoch FROM backend_start)::float8 FROM pg_stat_activity"
+    " WHERE pid = pg_backend_pid()"
+)
 
 
 class Link:
@@ -106,6 +120,8 @@ class Link:
         self._pause = 0.0
         self._not_before = 0.0
         self._epoch = 0
+        self._epoch_at = 0.0
+        """When it was taken, by the server's clock."""
         self._prepares = True
         """Whether its statements are prepared, and kept by the server's session."""
         self._swift = True
@@ -184,6 +200,8 @@ class Link:
                     return done
                 committing = False
             await connection.execute(begin)
+            if fenced and not self._prepares:
+                await self._check_epoch(connection)
             turn = await self._turn(connection)
             answer = await work(turn)
             committing = True
@@ -321,9 +339,19 @@ class Link:
     async def _next_epoch(self, connection: Connection) -> int:
         """Raised durably, once a connection: a server that has lost claims has lost all of them."""
         await connection.execute("BEGIN; SET LOCAL synchronous_commit TO on")
-        epoch: int = await connection.fetchval(self._names[_EPOCH])
+        [(epoch, self._epoch_at)] = await connection.fetch(self._names[_EPOCH])
         await connection.execute("COMMIT")
-        return epoch
+        return int(epoch)
+
+    async def _check_epoch(self, connection: Connection) -> None:
+        """Behind a pooler a connection outlives the server, and only the sessions there do not.
+
+        One that was there when the epoch was taken has seen no death of the server since.
+        """
+        began = await connection.fetchval(_SESSION)
+        if began is None or began > self._epoch_at:
+            self._epoch = 0
+            raise Repeat
 
     # -- connecting
 
