@@ -68,8 +68,13 @@ class Joined:
 
     __module__ = "outlast"
 
-    def __init__(self, add: Callable[[Sequence[Call[Any]]], list[Handle[Any]]]) -> None:
+    def __init__(
+        self,
+        add: Callable[[Sequence[Call[Any]]], list[Handle[Any]]],
+        confirm: Callable[[], None],
+    ) -> None:
         self._add = add
+        self._confirm = confirm
 
     def enqueue(self, call: Call[R]) -> Handle[R]:
         """Store a call. Blocks for a moment; raises as ``Task.enqueue`` does."""
@@ -80,6 +85,15 @@ class Joined:
         """Store a batch of calls, all of them or none if this raises."""
         return self._add(list(calls))
 
+    def confirm(self) -> None:
+        """After your commit: return when it is as durable as the app asks for.
+
+        With ``durability=replica`` alone there is anything to wait for: a commit may return though
+        no standby has it. Raises ``StoreUnavailable`` if none can be had, or it can't be told;
+        ``ConfigurationError`` if the transaction was not committed.
+        """
+        self._confirm()
+
 
 class AsyncJoined:
     """The same on a connection that is awaited: so are these."""
@@ -87,9 +101,12 @@ class AsyncJoined:
     __module__ = "outlast"
 
     def __init__(
-        self, add: Callable[[Sequence[Call[Any]]], Coroutine[Any, Any, list[Handle[Any]]]]
+        self,
+        add: Callable[[Sequence[Call[Any]]], Coroutine[Any, Any, list[Handle[Any]]]],
+        confirm: Callable[[], Coroutine[Any, Any, None]],
     ) -> None:
         self._add = add
+        self._confirm = confirm
 
     async def enqueue(self, call: Call[R]) -> Handle[R]:
         """Store a call. Raises as ``Task.enqueue`` does."""
@@ -99,6 +116,10 @@ class AsyncJoined:
     async def enqueue_many(self, calls: Iterable[Call[R]]) -> list[Handle[R]]:
         """Store a batch of calls, all of them or none if this raises."""
         return await self._add(list(calls))
+
+    async def confirm(self) -> None:
+        """After your commit: return when it is as durable as the app asks for; see ``Joined``."""
+        await self._confirm()
 
 
 class Desk:
@@ -178,7 +199,9 @@ class Desk:
             jobs = self._jobs(calls, store)
             return self._handles(calls, await view.add(jobs) if jobs else ())
 
-        return Joined(lambda calls: at_once(add(calls))) if view.plain else AsyncJoined(add)
+        if view.plain:
+            return Joined(lambda calls: at_once(add(calls)), lambda: at_once(view.confirm()))
+        return AsyncJoined(add, view.confirm)
 
     def outbox(self, connection: Any, namespace: str, clock: Clock) -> Joined | AsyncJoined:
         pen = pen_of(connection)
@@ -189,7 +212,15 @@ class Desk:
             await write(pen, namespace, [call.job for call in calls], clock)
             return [Handle(call.id, True, self, call.task.decode_result) for call in calls]
 
-        return Joined(lambda calls: at_once(add(calls))) if pen.plain else AsyncJoined(add)
+        async def confirm() -> None:
+            raise Unsupported(
+                "an outbox is in a database of yours, and how durable a commit there is, is for"
+                " that database to say"
+            )
+
+        if pen.plain:
+            return Joined(lambda calls: at_once(add(calls)), lambda: at_once(confirm()))
+        return AsyncJoined(add, confirm)
 
     def check(self, task: Task[..., Any]) -> None:
         store = self._access.opened

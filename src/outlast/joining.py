@@ -148,3 +148,4 @@ class Transaction:
             self._committed(verdict)
             raise
         self._committed(verdict)
+        await opened.joined.confirm()

@@ -371,6 +371,9 @@ class _JoinedVault:
         vault = self._vault
         return await self._joined.emit(event, vault._wrap(payload, vault._of_event(event)), keep)
 
+    async def confirm(self) -> None:
+        await self._joined.confirm()
+
 
 def _of_step(job: Job, step: Step) -> bytes:
     return f"step\0{job.id}\0{step.name}\0".encode() + step.digest

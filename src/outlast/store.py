@@ -308,23 +308,22 @@ class Joined(Protocol):
 
     async def add(self, jobs: Sequence[Job]) -> Sequence[Added]:
         """``Store.add``."""
-        ...
 
     async def settle(self, verdicts: Sequence[Verdict]) -> Sequence[Lost]:
         """``Store.settle``."""
-        ...
 
     async def remember(self, claim: Claim, step: Step) -> bool:
         """``Stepping.remember``."""
-        ...
 
     def remember_now(self, claim: Claim, step: Step) -> bool:
         """The same, blocking. Raises ``TaskError`` if the connection needs the event loop."""
-        ...
 
     async def emit(self, event: str, payload: bytes, keep: float) -> bool:
         """``Stepping.emit``."""
-        ...
+
+    async def confirm(self) -> None:
+        """After the commit: have it as durable as the store promises. ``ConfigurationError`` if it
+        was not committed, ``StoreUnavailable`` if a standby can't be had or it can't be told."""
 
 
 class Transaction(Protocol):

@@ -3,22 +3,35 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
+import signal
 from typing import TYPE_CHECKING, Any
 
 import asyncpg
+import psycopg
 import pytest
+from tests.engine.rig import until
 from tests.servers import PostgresServer, PostgresStandby
 
-from outlast.errors import DurabilityError, EnqueueUncertain, StoreUnavailable
+from outlast import Outlast, Status, current
+from outlast.errors import (
+    ConfigurationError,
+    DurabilityError,
+    EnqueueUncertain,
+    StoreUnavailable,
+)
 from outlast.job import Job, done
 from outlast.store import Durability
 from outlast.stores import connect
+from outlast.testing import drain
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
 pytestmark = pytest.mark.needs("servers")
 
+NOISE = "BEGIN; SELECT pg_logical_emit_message(true, '', ''); NOTIFY news; COMMIT"
 WAITS = "SELECT pid FROM pg_stat_activity WHERE wait_event = 'SyncRep' AND datname IS NOT NULL"
 
 
@@ -90,6 +103,138 @@ async def test_a_commit_that_waits_for_no_standby_promises_nothing(
             await store.add([Job(id="refused")])
     finally:
         await store.close()
+
+
+async def test_a_transaction_that_the_user_commits_is_confirmed_if_he_asks(
+    pair: tuple[PostgresServer, PostgresStandby], admin: Any
+) -> None:
+    """The server lets his commit return, and nobody but his driver's log hears why."""
+    primary, standby = pair
+    app = Outlast(primary.url(schema="his"), durability=Durability.REPLICA)
+
+    @app.task(name="note")
+    async def note() -> None: ...
+
+    mine = await asyncpg.connect(primary.url())
+    async with app:
+        jobs = app.joined(mine)
+        await mine.execute("BEGIN")
+        await jobs.enqueue(note.call())
+        with pytest.raises(ConfigurationError, match="in progress"):
+            await jobs.confirm()
+        with standby.frozen():
+            commits = asyncio.ensure_future(mine.execute("COMMIT"))
+            await admin.execute("SELECT pg_cancel_backend($1)", await waiting(admin))
+            assert await commits == "COMMIT"
+            confirms = asyncio.ensure_future(jobs.confirm())
+            await admin.execute("SELECT pg_cancel_backend($1)", await waiting(admin))
+            with pytest.raises(StoreUnavailable, match="maybe on no standby"):
+                await confirms
+        await jobs.confirm()
+        # Where no standby is waited for, nothing is taken in.
+        await names(admin, "")
+        await mine.execute("BEGIN")
+        with pytest.raises(DurabilityError, match="synchronous_standby_names"):
+            await app.joined(mine).enqueue(note.call())
+        await mine.execute("ROLLBACK")
+    await mine.close()
+
+
+async def cancel_two(admin: Any) -> None:
+    """Have the wait of a commit end, and of what is to confirm it."""
+    for _ in range(2):
+        pid = await waiting(admin)
+        await admin.execute("SELECT pg_cancel_backend($1)", pid)
+        while await admin.fetchval(f"{WAITS} AND pid = $1", pid):
+            pass
+
+
+async def test_a_transaction_of_a_run_is_confirmed(
+    pair: tuple[PostgresServer, PostgresStandby], admin: Any
+) -> None:
+    """It is done there, and the block raises all the same."""
+    primary, standby = pair
+    app = Outlast(primary.url(schema="runs"), durability=Durability.REPLICA)
+    cold = contextlib.ExitStack()
+
+    async def thaw() -> None:
+        await cancel_two(admin)
+        cold.close()
+
+    @app.task(name="sell")
+    async def sell() -> None:
+        async def transact() -> None:
+            async with current().transaction() as tx:
+                await tx.execute("SELECT 1")
+                cold.enter_context(standby.frozen())
+                thaws.append(asyncio.create_task(thaw()))
+
+        with pytest.raises(StoreUnavailable, match="maybe on no standby"):
+            await transact()
+
+    thaws: list[asyncio.Task[None]] = []
+    async with app:
+        handle = await sell.enqueue()
+        assert len(await drain(app)) == 1
+        assert await handle.status() is Status.DONE
+        await thaws[0]
+
+
+async def test_a_blocking_connection_is_confirmed_too(
+    pair: tuple[PostgresServer, PostgresStandby], admin: Any
+) -> None:
+    primary, standby = pair
+    app = Outlast(primary.url(schema="blocking"), durability=Durability.REPLICA)
+
+    @app.task(name="note")
+    async def note() -> None: ...
+
+    def enqueue() -> None:
+        with psycopg.connect(primary.url()) as mine:
+            jobs = app.joined(mine)
+            jobs.enqueue(note.call())
+            mine.commit()
+            jobs.confirm()
+
+    async with app:
+        await asyncio.to_thread(enqueue)
+        with standby.frozen():
+            late = asyncio.ensure_future(asyncio.to_thread(enqueue))
+            await cancel_two(admin)
+            with pytest.raises(StoreUnavailable, match="maybe on no standby"):
+                await late
+
+
+async def test_an_add_is_not_held_up_by_others_who_notify(
+    pair: tuple[PostgresServer, PostgresStandby], admin: Any
+) -> None:
+    """A commit that notifies holds a lock of the whole server, for as long as it waits."""
+    primary, standby = pair
+    store: Any = connect(primary.url(schema="noisy"))
+    other = await asyncpg.connect(primary.url())
+    await store.open()
+    try:
+        await store.add([Job(id="first")])
+        with standby.frozen():
+            notifies = asyncio.ensure_future(other.execute(NOISE))
+            pid = await waiting(admin)
+            os.kill(pid, signal.SIGSTOP)
+            await admin.execute("ALTER SYSTEM SET synchronous_standby_names TO ''")
+            await admin.execute("SELECT pg_reload_conf()")
+        try:
+            bell = store.engine.bell
+            await until(lambda: bell.due_in(anything=True) == 0.0)
+            for n in range(3):
+                [added] = await store.add([Job(id=f"b{n}")])
+                assert added.created
+            assert (await store.depth("default")).ready == 4
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        await notifies
+        await until(lambda: bell.due_in() is None)  # told in the end
+    finally:
+        await store.close()
+        await other.close()
 
 
 async def test_a_standby_that_is_away_is_said(

@@ -10,8 +10,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from outlast.at_once import at_once
 from outlast.clock import SystemClock
-from outlast.errors import ConfigurationError, StoreUnavailable, TaskError, Unsupported
+from outlast.errors import (
+    ConfigurationError,
+    StoreClosed,
+    StoreUnavailable,
+    TaskError,
+    Unsupported,
+)
 from outlast.limits import check_job
+from outlast.store import Durability
 from outlast.stores.postgres.adds import add_carefully
 from outlast.stores.postgres.faults import (
     Refused,
@@ -22,20 +29,19 @@ from outlast.stores.postgres.faults import (
     is_theirs,
     mapped,
 )
-from outlast.stores.postgres.link import PATIENCE, SEARCH_PATH, TRIES
+from outlast.stores.postgres.link import PATIENCE, TRIES, planner
 from outlast.stores.postgres.op import Op
-from outlast.stores.postgres.opening import PLACE, commit_mode
+from outlast.stores.postgres.opening import PLACE, STANDBYS, check_standbys, commit_mode
 from outlast.stores.postgres.steps import emit, remember
 from outlast.stores.postgres.turn import Turn
 from outlast.stores.postgres.verdicts import lines_of, settle
 from outlast.stores.postgres.wires import AsyncpgWire, wire_of
+from outlast.stores.surface import Surface
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Sequence
 
-    from outlast.clock import Clock
     from outlast.job import Added, Claim, Job, Lost, Step, Verdict
-    from outlast.store import Durability
     from outlast.stores.postgres.engine import Engine
     from outlast.stores.postgres.link import Link
     from outlast.stores.postgres.schema import Names
@@ -47,19 +53,13 @@ T = TypeVar("T")
 
 PAUSE = 0.05
 """Seconds between two questions what became of a commit."""
-_PLANNER = {
-    "search_path": SEARCH_PATH,
-    "enable_seqscan": "off",
-    "enable_bitmapscan": "off",
-    "enable_nestloop": "off",
-    "enable_mergejoin": "off",
-    "jit": "off",
-    "plan_cache_mode": "force_generic_plan",
-}
+_PLANNER = planner("off")
 """As in our own transactions; put back after each call, since the caller's statements follow."""
+_TIMELINE = "pg_catalog.left(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_insert_lsn()), 8)"
+"""Another one after a standby was promoted: there the numbers of transactions are given anew."""
 _ENTER = (
     "SELECT current_setting('transaction_isolation'),"
-    f" {PLACE},"
+    f" {PLACE}, {_TIMELINE},"
     " extract(epoch FROM clock_timestamp())::float8,"
     " set_config('synchronous_commit', CASE WHEN $1::text = 'on'"
     " AND current_setting('synchronous_commit') IN ('off', 'local', 'remote_write') THEN 'on'"
@@ -71,7 +71,13 @@ _LEAVE = "SELECT pg_current_xact_id_if_assigned()::text"
 for _number, _name in enumerate(_PLANNER, 1):
     _LEAVE += f", set_config('{_name}', ${_number}::text, true)"
 _NOTIFY = "SELECT pg_notify($1::text, $2::text)"
-_BECAME = "SELECT pg_xact_status($1::text::xid8)"
+_BECAME = (
+    f"SELECT CASE WHEN {_TIMELINE} = $2::text THEN pg_xact_status($1::text::xid8)"
+    " ELSE 'elsewhere' END"
+)
+_MARK = "SELECT pg_logical_emit_message(true, 'outlast', '')::text"
+"""Something to commit: what a standby has of the log, it has in order."""
+_AWAITED = f"SELECT current_setting('synchronous_standby_names'), ({STANDBYS})"
 _CAPPED = (
     "SELECT set_config('statement_timeout', $1::text, true),"
     " set_config('idle_in_transaction_session_timeout', $2::text, true)"
@@ -90,6 +96,8 @@ class PostgresJoined:
         self.news: dict[int, set[str]] = {}
         self.number: str | None = None
         """The transaction's own, by which it is known whether it was committed."""
+        self.timeline = ""
+        """Where that number counts."""
 
     async def add(self, jobs: Sequence[Job]) -> Sequence[Added]:
         for job in jobs:
@@ -118,6 +126,20 @@ class PostgresJoined:
 
     async def emit(self, event: str, payload: bytes, keep: float) -> bool:
         return await self._do(partial(emit, event=event, payload=payload, keep=keep))
+
+    async def confirm(self) -> None:
+        """See ``Joined``: whoever commits need not have heard that no standby was waited for."""
+        op = self._confirming()
+        if op is not None and self.plain:
+            self._store._hand_over(op).result()
+        elif op is not None:
+            await self._store._do(op)
+
+    def _confirming(self) -> Op[None] | None:
+        url = self._store.url
+        if self.number is None or self._store.required < Durability.REPLICA:
+            return None
+        return Op(partial(_confirm, number=self.number, timeline=self.timeline, url=url))
 
     async def _do(
         self,
@@ -167,7 +189,7 @@ class PostgresJoined:
     async def _once(self, run: Callable[[Turn], Awaitable[T]]) -> T:
         wire, store = self._wire, self._store
         [entered] = await wire.fetch(_ENTER, commit_mode(store.required))
-        isolation, place, now, _, *planner = entered
+        isolation, place, self.timeline, now, _, *planner = entered
         if isolation != "read committed":
             raise ConfigurationError(
                 f"the transaction is {isolation}, and so can't see what others have done to jobs"
@@ -178,6 +200,8 @@ class PostgresJoined:
                 f"the connection is to another database than the jobs are in ({store.url}), and no"
                 " commit is one in both"
             )
+        if store.required >= Durability.REPLICA:
+            check_standbys(store.url, *(await wire.fetch(_AWAITED))[0])
         if not isinstance(store.clock, SystemClock):
             now = store.clock.now()
         mono = now if isinstance(store.clock, SystemClock) else store.clock.monotonic()
@@ -193,6 +217,21 @@ class PostgresJoined:
             # Heard by everybody, in this process too, once it is committed.
             await wire.fetch(_NOTIFY, store.names.schema, told)
         return answer
+
+
+async def _confirm(turn: Turn, number: str, timeline: str, url: str) -> None:
+    """Commits something behind it: by then a standby has both, or it is said."""
+    became = await turn.value(_BECAME, number, timeline)
+    if became == "elsewhere":
+        raise StoreUnavailable(
+            f"{url}: the server is not the one that it was committed on, and whether it was"
+            " kept can't be told"
+        )
+    if became != "committed":
+        raise ConfigurationError(
+            f"the transaction is {became}: confirm what you have enqueued once you have committed"
+        )
+    await turn.value(_MARK)
 
 
 class _Ours(PostgresJoined):
@@ -275,18 +314,24 @@ class PostgresTransaction:
         if number is None:
             return False
         deadline = time.monotonic() + PATIENCE
-        while True:
+        why: Exception | None = None
+        while time.monotonic() <= deadline:
             try:
-                found = await engine.elsewhere(engine.ask(_BECAME, number))
+                found = await engine.elsewhere(engine.ask(_BECAME, number, self._view.timeline))
+            except Exception as error:
+                why = error
+                if isinstance(error, StoreClosed):
+                    break
+            else:
+                if found == "elsewhere":
+                    break  # a standby was promoted, and its numbers are others
                 if found != "in progress":
                     return bool(found == "committed")
-            except Exception as error:
-                if time.monotonic() > deadline:
-                    raise StoreUnavailable(
-                        f"{self._store.url}: the connection broke at the commit, and whether it was"
-                        " done can't be found out"
-                    ) from error
             await asyncio.sleep(PAUSE)
+        raise StoreUnavailable(
+            f"{self._store.url}: the connection broke at the commit, and whether it was done can't"
+            " be found out"
+        ) from why
 
     async def close(self) -> None:
         """Undo what was not committed, and let go."""
@@ -334,14 +379,16 @@ class _InThread(PostgresJoined):
     def remember_now(self, claim: Claim, step: Step) -> bool:
         return self._view.remember_now(claim, step)
 
+    async def confirm(self) -> None:
+        op = self._view._confirming()
+        if op is not None:
+            await self._view._store._do(op)
 
-class Joinable:
+
+class Joinable(Surface):
     """The ``Joining`` part of the store."""
 
-    url: str
     names: Names
-    clock: Clock
-    required: Durability
     place: str
     """Which database of which server this is."""
 

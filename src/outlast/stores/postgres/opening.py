@@ -11,7 +11,7 @@ from outlast.store import Durability
 if TYPE_CHECKING:
     from asyncpg import Connection
 
-__all__ = ["OLDEST", "PLACE", "commit_mode", "examine"]
+__all__ = ["OLDEST", "PLACE", "STANDBYS", "check_standbys", "commit_mode", "examine"]
 
 _log = logging.getLogger(__name__)
 
@@ -21,11 +21,13 @@ _SETTINGS = (
     " current_setting('synchronous_standby_names'), current_setting('server_version_num')::int,"
     " current_setting('transaction_read_only') = 'on', current_setting('server_encoding')"
 )
-_STANDBYS = (
+STANDBYS = (
     "SELECT coalesce(bool_or(sync_state IS NULL OR sync_state IN ('sync', 'quorum')), false)"
     " FROM pg_stat_replication"
 )
 """Whether there is one that commits wait for, as far as our role may see which these are."""
+
+_NONE_NAMED = "synchronous_standby_names is empty there: name a standby that must have it too"
 
 PLACE = (
     "(SELECT system_identifier::text FROM pg_catalog.pg_control_system())"
@@ -59,19 +61,28 @@ async def examine(connection: Connection, shown: str, required: Durability) -> D
         raise StoreUnavailable(f"{shown} keeps text as {encoding}: use a database with UTF8")
     found = min(required, Durability.POWER) if fsync else min(required, Durability.PROCESS)
     if required >= Durability.REPLICA and fsync and standbys:
-        if not await connection.fetchval(_STANDBYS):
-            raise StoreUnavailable(
-                f"{shown} waits for a standby with each commit (synchronous_standby_names ="
-                f" {standbys!r}), and none of these is connected to it"
-            )
+        check_standbys(shown, standbys, await connection.fetchval(STANDBYS))
         found = Durability.REPLICA
     if found < required:
-        why = (
-            "fsync is off there: turn it on"
-            if not fsync
-            else "synchronous_standby_names is empty there: name a standby that must have it too"
-        )
+        why = "fsync is off there: turn it on" if not fsync else _NONE_NAMED
         raise DurabilityError(
             f"{shown} promises durability {found}, but {required} was asked for: {why}"
         )
     return found
+
+
+def check_standbys(shown: str, names: str, connected: bool) -> None:
+    """A commit there is on a standby too, by what the server says of ``STANDBYS`` now.
+
+    Raises ``DurabilityError`` where it waits for none, ``StoreUnavailable`` where none is there.
+    """
+    if not names:
+        raise DurabilityError(
+            f"{shown} promises durability {Durability.POWER}, but {Durability.REPLICA} was asked"
+            f" for: {_NONE_NAMED}"
+        )
+    if not connected:
+        raise StoreUnavailable(
+            f"{shown} waits for a standby with each commit (synchronous_standby_names ="
+            f" {names!r}), and none of these is connected to it"
+        )

@@ -70,6 +70,9 @@ class SqliteJoined:
     async def emit(self, event: str, payload: bytes, keep: float) -> bool:
         return self._do(partial(emit, event=event, payload=payload, keep=keep))
 
+    async def confirm(self) -> None:
+        """A commit that has returned is all that a file can promise."""
+
     def _do(self, run: Callable[[Moves], T]) -> T:
         """Done in full or not at all; what he does with his transaction then is his."""
         connection = self._connection
