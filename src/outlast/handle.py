@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from outlast.errors import JobCancelled, JobFailed, JobNotFound
 from outlast.job import Status
+from outlast.limits import shown
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -96,7 +97,9 @@ class Handle(Struct, Generic[R_co], eq=False, gc=False):
         """The whole record as it stands now. Raises ``JobNotFound`` if it is not stored."""
         (job,) = await self._reader.ledger().get((self.id,))
         if job is None:
-            raise JobNotFound(f"no job {self.id}: it was never stored, or is not kept any more")
+            raise JobNotFound(
+                f"no job {shown(self.id)}: it was never stored, or is not kept any more"
+            )
         return job
 
     async def cancel(self) -> Cancelled:
@@ -107,7 +110,9 @@ class Handle(Struct, Generic[R_co], eq=False, gc=False):
         """
         (answer,) = await self._reader.ledger().cancel((self.id,))
         if answer == "missing":
-            raise JobNotFound(f"no job {self.id}: it was never stored, or is not kept any more")
+            raise JobNotFound(
+                f"no job {shown(self.id)}: it was never stored, or is not kept any more"
+            )
         return answer
 
     def _outcome(self, job: Job) -> R_co:

@@ -69,7 +69,7 @@ def _plain(name: str) -> bool:
 def check_count(name: str, value: int) -> int:
     """A setting that counts something. Raises ``ConfigurationError`` naming it."""
     if type(value) is not int or value < 1:
-        raise ConfigurationError(f"{name}={value!r}: use a whole number from 1 up")
+        raise ConfigurationError(f"{name}={shown(value)}: use a whole number from 1 up")
     return value
 
 
@@ -80,8 +80,9 @@ def check_job(job: Job) -> None:
     so the usual job passes on one expression, and only a doubtful one is looked at field by field.
     """
     if not (
-        _plain(job.queue)
-        and (job.task is None or _plain(job.task))
+        job.queue.__class__ is str
+        and _plain(job.queue)
+        and (job.task is None or (job.task.__class__ is str and _plain(job.task)))
         and job.delay is job.ttl is job.run_at is job.expires_at is None
         and job.lane is None
         and (
@@ -180,7 +181,8 @@ def _check_fields(job: Job) -> None:
         )
     if type(job.priority) is not int or not -MAX_PRIORITY <= job.priority <= MAX_PRIORITY:
         raise ConfigurationError(
-            f"priority {job.priority!r}: use a whole number from -{MAX_PRIORITY} to {MAX_PRIORITY}"
+            f"priority {shown(job.priority)}: use a whole number"
+            f" from -{MAX_PRIORITY} to {MAX_PRIORITY}"
         )
     for what, count in (("max_attempts", job.max_attempts), ("max_crashes", job.max_crashes)):
         if count is not None and count < 1:

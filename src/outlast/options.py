@@ -13,7 +13,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from outlast.errors import ConfigurationError, DecodeError
 from outlast.job import DAY, Job, OnRepeat
-from outlast.limits import REPEATS, check_job, check_name
+from outlast.limits import REPEATS, check_job, check_name, shown
 from outlast.retry import RetryPolicy
 from outlast.store import Feature
 
@@ -179,10 +179,10 @@ def seconds(name: str, value: float | timedelta) -> float:
     if isinstance(value, timedelta):
         value = value.total_seconds()
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ConfigurationError(f"{name}={value!r}: use seconds as a number, or a timedelta")
+        raise ConfigurationError(f"{name}={shown(value)}: use seconds as a number, or a timedelta")
     if not 0 <= value <= CENTURY:
         raise ConfigurationError(
-            f"{name}={value!r}: use a number of seconds from 0 to {CENTURY:.0f} (a century)"
+            f"{name}={shown(value)}: use a number of seconds from 0 to {CENTURY:.0f} (a century)"
         )
     return float(value)
 
@@ -192,7 +192,8 @@ def _policy(value: RetryPolicy | int) -> RetryPolicy:
         return value
     if type(value) is not int or value < 1:
         raise ConfigurationError(
-            f"retry={value!r}: use a RetryPolicy, or how often to try as a whole number from 1 up"
+            f"retry={shown(value)}: use a RetryPolicy, or how often to try as a whole number"
+            " from 1 up"
         )
     return RetryPolicy(attempts=value)
 
@@ -212,8 +213,8 @@ def _keep(value: float | timedelta | None) -> float | None:
     keep = seconds("keep", value)
     if keep < HOUR:
         raise ConfigurationError(
-            f"keep={value!r}: a task's job is kept for at least {HOUR:.0f} seconds after its end "
-            "(None: for ever), so that repeating an uncertain enqueue can't run it twice"
+            f"keep={shown(value)}: a task's job is kept for at least {HOUR:.0f} seconds after its "
+            "end (None: for ever), so that repeating an uncertain enqueue can't run it twice"
         )
     return keep
 
@@ -222,23 +223,30 @@ def _lane(value: Lane) -> Lane:
     if value is None or isinstance(value, str) or callable(value):
         return value
     raise ConfigurationError(
-        f"lane={value!r}: use a text, or a function of the task's arguments that returns one"
+        f"lane={shown(value)}: use a text, or a function of the task's arguments that returns one"
     )
 
 
 def _headers(value: Mapping[str, str] | None) -> dict[str, str]:
-    headers = {} if value is None else dict(value)
+    try:
+        headers = {} if value is None else dict(value)
+    except (TypeError, ValueError):
+        raise ConfigurationError(f"headers={shown(value)}: use a dict of texts") from None
     for name, text in headers.items():
         check_name(name, "header")
         if name.startswith("outlast-"):
-            raise ConfigurationError(f"header {name!r}: names that begin with outlast- are ours")
+            raise ConfigurationError(
+                f"header {shown(name)}: names that begin with outlast- are ours"
+            )
         _check_header(name, text)
     return headers
 
 
 def _check_header(name: str, text: object) -> None:
     if not isinstance(text, str) or "\0" in text or _half_a_character(text):
-        raise ConfigurationError(f"header {name!r}: its value {text!r} must be text without NUL")
+        raise ConfigurationError(
+            f"header {shown(name)}: its value {shown(text)} must be text without NUL"
+        )
 
 
 def _half_a_character(text: str) -> bool:
@@ -275,7 +283,7 @@ def _read_key(value: str | KeyOf | None) -> dict[str, Any]:
         return {"key": None}
     # What the text may be is for check_job to say, for every store alike.
     if value is not None and not isinstance(value, str):
-        raise ConfigurationError(f"key {value!r}: use a text")
+        raise ConfigurationError(f"key {shown(value)}: use a text")
     return {"key": value}
 
 
@@ -283,7 +291,7 @@ def _key_of(value: KeyOf | None) -> KeyOf | None:
     if value is None or callable(value):
         return value
     raise ConfigurationError(
-        f"key={value!r}: a task's key is a function of its arguments that returns a text; one "
+        f"key={shown(value)}: a task's key is a function of its arguments that returns a text; one "
         "text for all calls of the task goes to using(key=...)"
     )
 
@@ -300,7 +308,9 @@ def _window(on_repeat: str, keep_key: KeepKey | UnsetType) -> KeepKey:
 
 def _read_on_repeat(value: object) -> dict[str, Any]:
     if not isinstance(value, str) or value not in REPEATS:
-        raise ConfigurationError(f"on_repeat={value!r}: use one of {', '.join(sorted(REPEATS))}")
+        raise ConfigurationError(
+            f"on_repeat={shown(value)}: use one of {', '.join(sorted(REPEATS))}"
+        )
     return {"on_repeat": value}
 
 
@@ -310,7 +320,8 @@ def _read_keep_key(value: KeepKey) -> dict[str, Any]:
     if isinstance(value, str):
         if value not in ("queued", "live"):
             raise ConfigurationError(
-                f'keep_key={value!r}: use seconds after the end, "queued", "live", or None for ever'
+                f'keep_key={shown(value)}: use seconds after the end, "queued", "live", or None'
+                " for ever"
             )
         return {"keep_key": 0.0, "key_queued": value == "queued"}
     return {"keep_key": seconds("keep_key", value), "key_queued": False}
@@ -330,10 +341,10 @@ def _read_lane(value: Lane) -> dict[str, Any]:
 
 def _moment(name: str, value: datetime) -> float:
     if not isinstance(value, datetime):
-        raise ConfigurationError(f"{name}={value!r}: use a datetime with a time zone")
+        raise ConfigurationError(f"{name}={shown(value)}: use a datetime with a time zone")
     if value.utcoffset() is None:
         raise ConfigurationError(
-            f"{name}={value!r}: the datetime has no time zone, so it means another moment on "
+            f"{name}={shown(value)}: the datetime has no time zone, so it means another moment on "
             "another machine; give it one, such as tzinfo=timezone.utc"
         )
     return value.timestamp()

@@ -100,7 +100,7 @@ class Rig:
         until(self._all_up, 60.0, "all workers are up")
 
     def _all_up(self) -> bool:
-        return self.workers_said.count("accepted jobs survive") >= len(self.workers)
+        return self.workers_said.count("(durability: ") >= len(self.workers)
 
     def statuses(self, ids: Sequence[str]) -> Counter[Status]:
         jobs = self.ledger(lambda ledger: ledger.get(ids))

@@ -123,6 +123,8 @@ def test_what_a_call_is_told_is_in_the_job(options: Any, fields: dict[str, Any])
         ({"headers": {"a": "\udc00"}}, "header 'a'"),
         ({"headers": {1: "a"}}, "header 1"),
         ({"headers": {POLICY: "[]"}}, "header 'outlast-retry'"),
+        ({"headers": [1]}, r"headers=\[1\]"),
+        ({"headers": "abc"}, "headers='abc'"),
     ],
 )
 def test_what_makes_no_sense_is_refused_by_name(options: Any, found: str) -> None:
@@ -131,9 +133,36 @@ def test_what_makes_no_sense_is_refused_by_name(options: Any, found: str) -> Non
 
 
 @pytest.mark.parametrize(
+    "option",
+    [
+        "key",
+        "queue",
+        "lane",
+        "delay",
+        "at",
+        "expires",
+        "priority",
+        "timeout",
+        "retry",
+        "headers",
+        "on_repeat",
+        "keep",
+        "keep_key",
+    ],
+)
+def test_a_refusal_repeats_no_endless_value(option: str) -> None:
+    endless: Any = {option: "x" * 10_000}
+    with pytest.raises(ConfigurationError) as refused:
+        plain.using(**endless)
+    assert len(str(refused.value)) < 300
+
+
+@pytest.mark.parametrize(
     ("options", "found"),
     [
         ({"queue": "a b"}, "queue 'a b'"),
+        ({"name": 5}, "task 5"),
+        ({"queue": ["a"]}, r"queue \['a'\]"),
         ({"name": "a b"}, "task 'a b'"),
         ({"name": ""}, "task ''"),
         ({"retry": 0}, "retry=0"),

@@ -265,7 +265,7 @@ class Signature:
 
 
 def _listed(names: Iterable[str]) -> str:
-    return ", ".join(repr(name) for name in names)
+    return ", ".join(repr(name[:80]) for name in names)
 
 
 def _unprintable(tree: dict[str, Any]) -> str:

@@ -328,7 +328,7 @@ def _nothing(message: dict[str, Any]) -> None:
 
 def _banner(message: dict[str, Any]) -> None:
     print(
-        f"outlast worker: {message['store']} (accepted jobs survive: {message['durability']})\n"
+        f"outlast worker: {message['store']} (durability: {message['durability']})\n"
         f"  queues: {', '.join(message['queues'])}\n"
         f"  tasks: {', '.join(message['tasks']) or 'none'}",
         file=sys.stderr,
