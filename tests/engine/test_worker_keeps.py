@@ -9,8 +9,8 @@ import pytest
 from tests.engine.rig import Gate, Rig, until
 
 from outlast import Hooks, JobCancelled, Status, StoreUnavailable, current
-from outlast.job import Death, Job
-from outlast.worker import renew
+from outlast.job import Death, Job, Progress
+from outlast.worker import claims, renew
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -176,6 +176,8 @@ async def test_a_job_claimed_ahead_is_cancelled_before_it_starts(rig: Rig) -> No
 
 async def test_progress_is_stored_while_it_runs(rig: Rig) -> None:
     go_on = asyncio.Event()
+    stored: list[Progress] = []
+    rig.before["renew"] = lambda claims, lease, notes: stored.extend(notes)
 
     @rig.app.task(name="reports")
     async def reports() -> None:
@@ -184,11 +186,14 @@ async def test_progress_is_stored_while_it_runs(rig: Rig) -> None:
         await go_on.wait()
 
     handle = await reports.enqueue()
-    async with rig.worker():
+    async with rig.worker(open_store=rig.spied):
         await rig.pass_time(2)
         note = (await rig.job(handle.id)).progress
         assert note is not None
         assert (note.value, note.text) == (0.75, "step 3")
+        written = len(stored)
+        await rig.pass_time(5)
+        assert len(stored) == written, "once is enough"
         go_on.set()
         await handle.result(60)
 
@@ -209,6 +214,30 @@ async def test_verdicts_wait_for_a_store_that_is_away(
         await rig.pass_time(2)
         assert [await handle.result(60) for handle in handles] == list(range(30))
     assert sorted(gate.ran) == list(range(30)), "none of them ran twice"
+
+
+async def test_no_more_is_claimed_while_verdicts_pile_up(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(claims, "MAX_UNSETTLED", 10)
+    stored = asyncio.Event()
+    ran: list[int] = []
+
+    async def hold(verdicts: Sequence[Verdict]) -> None:
+        await stored.wait()
+
+    @rig.app.task(name="quick")
+    async def quick(n: int) -> None:
+        ran.append(n)
+
+    handles = [await quick.enqueue(n) for n in range(100)]
+    rig.before["settle"] = hold
+    async with rig.worker(open_store=rig.spied, concurrency=4):
+        await rig.pass_time(5)
+        assert 10 <= len(ran) <= 20
+        stored.set()
+        for handle in handles:
+            await handle.result(60)
 
 
 async def test_an_outage_does_not_fill_the_log(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:

@@ -157,6 +157,9 @@ class Crew:
                     marks.mark_settled(id)
         if self.suspects:
             self.fill()
+        if len(self.ready) <= self.low:
+            # Where nothing was claimed because too many verdicts waited, no run may be left to end.
+            self.call_claims()
 
     def refuse(self, lost: Lost) -> None:
         """A renewal came back: the claim is not ours any more, or is to be cancelled."""
