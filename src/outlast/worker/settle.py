@@ -139,7 +139,6 @@ class Settling:
         await self._apply(
             [dead(verdict.claim, Failure(kind="error", type=_UNSTORABLE, message=message))]
         )
-        self.settled(batch)
 
 
 _UNSTORABLE = "UnstorableOutcome"
