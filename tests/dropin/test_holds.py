@@ -69,6 +69,21 @@ def test_what_was_counted_before_anything_was_held_is_not_forgotten() -> None:
     holds.take(other, "a")
     assert set(holds.done("a")) == {one, other}
     assert holds.counted == 0
+    assert holds.done("a") == holds.done("a") == []
+    holds.take(one, "a")
+    holds.take(other, "a")
+    assert set(holds.done("a")) == {one, other}
+    assert holds.counted == 1, "for one that is still to be taken"
+
+
+def test_of_equal_items_the_callers_own_is_meant() -> None:
+    holds = Holds()
+    theirs, own = entry(["x"]), entry(["x"])
+    holds.take(theirs, "them")
+    holds.take(own, "me")
+    for owner, meant in (("me", own), ("them", theirs), ("nobody", theirs)):
+        assert holds.find(owner, ["x"]) is meant
+    assert holds.find("me", theirs.item) is theirs, "the very object comes first"
 
 
 def test_release_forgets_one() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from outlast.job import Claim, Job
@@ -88,11 +88,22 @@ ORDERS: dict[str, tuple[type, Callable[[Item], Any]]] = {
 }
 
 
+Script = list[tuple[str, bytes | int | None]]
+PUT_BEHIND_A_CLAIM: Script = [
+    *(("put", b"b"), ("begin", 2), ("claim", None)),
+    *(("put", b"a"), ("land", None), ("pop", None)),
+]
+SPILLED_BEHIND_A_CLAIM: Script = [
+    *(("put", b"a"), ("begin", 3), ("land", None), ("put", b"d"), ("begin", 3), ("claim", None)),
+    *(("spill", 0), ("land", None), ("pop", None)),
+]
+
+
 @pytest.mark.parametrize("name", ORDERS)
+@example(script=PUT_BEHIND_A_CLAIM)
+@example(script=SPILLED_BEHIND_A_CLAIM)
 @given(script=st.lists(steps, max_size=60))
-def test_only_what_comes_first_is_handed_out(
-    name: str, script: list[tuple[str, bytes | int | None]]
-) -> None:
+def test_only_what_comes_first_is_handed_out(name: str, script: Script) -> None:
     kind, order = ORDERS[name]
     model = Model(kind(), order)
     for action, argument in script:

@@ -18,6 +18,7 @@ from outlast import (
     Outlast,
     Status,
     StepChanged,
+    StoreUnavailable,
     TaskError,
     current,
 )
@@ -60,7 +61,7 @@ async def app(
 
 
 async def run_killed(app: Outlast) -> None:
-    """A run whose worker dies before it can say that it is done."""
+    """A run whose worker dies before it can say that it is done, and the one after it."""
     with kill_after("returned"):
         await drain(app)
 
@@ -210,6 +211,30 @@ async def test_no_step_is_begun_by_one_who_lost_the_job(app: Outlast) -> None:
     assert begun == []
 
 
+async def test_a_read_that_failed_is_made_again(
+    app: Outlast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind: Any = type(app.store)
+    recall, left = kind.recall, [StoreUnavailable("away")]
+
+    async def away_once(self: Any, claim: Any) -> Any:
+        if left:
+            raise left.pop()
+        return await recall(self, claim)
+
+    monkeypatch.setattr(kind, "recall", away_once)
+
+    @app.task(name="tries")
+    async def tries() -> int:
+        with pytest.raises(StoreUnavailable):
+            await current().step("one", lambda: 1)
+        return int(await current().step("two", lambda: 2))
+
+    handle = await tries.enqueue()
+    await drain(app)
+    assert await handle.result(timeout=60) == 2
+
+
 async def test_what_can_t_be_named_or_stored(app: Outlast) -> None:
     @app.task(name="odd")
     async def odd() -> list[str]:
@@ -289,6 +314,25 @@ async def test_sleep_goes_on_after_a_crash(app: Outlast, clock: FakeClock) -> No
     assert await handle.result(timeout=60) == 1.0
 
 
+async def test_a_sleep_is_not_prolonged_by_what_a_run_does_before_it(
+    app: Outlast, clock: FakeClock
+) -> None:
+    takes = iter([0, 40, 0])
+
+    @app.task(name="remind")
+    async def remind() -> float:
+        await current().step("begin", lambda: None)
+        clock.advance(next(takes))
+        await current().sleep(60)
+        return 1.0
+
+    handle = await remind.enqueue()
+    await run_killed(app)
+    clock.advance(21)
+    await drain(app)
+    assert await handle.result(timeout=60) == 1.0
+
+
 async def test_a_sleep_ends_what_runs_beside_it(app: Outlast, clock: FakeClock) -> None:
     ended: list[str] = []
 
@@ -346,15 +390,14 @@ async def test_an_event_that_does_not_come_in_time(app: Outlast, clock: FakeCloc
             await current().wait_event("answer", timeout=60)
         except TimeoutError as error:
             said.append(str(error))
+            # Too late: what was decided stays decided in the run that follows.
+            await app.emit("answer", 1)
         return "nobody"
 
     handle = await ask.enqueue()
     await drain(app)
     clock.advance(61)
     await run_killed(app)
-    # Too late: what was decided stays decided in the run that follows.
-    await app.emit("answer", 1)
-    await drain(app)
     assert await handle.result(timeout=60) == "nobody"
     assert said == ["no event 'answer' was sent in time"] * 2
 

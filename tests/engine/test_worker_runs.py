@@ -242,9 +242,31 @@ async def test_a_suspect_waits_for_what_runs_but_not_for_ever(rig: Rig) -> None:
         await rig.pass_time(PATIENCE)
         assert await late.result(60) == 1, "but one long job can't hold up everything"
         assert (await rig.job(suspect)).status is Status.QUEUED
+        await rig.pass_time(PATIENCE + 1)
+        later = await short.enqueue(2)
+        await rig.pass_time(1.5 * PATIENCE)
+        assert ran == [1], "it is back, and waits for longer than the first time"
         gate.open.set()
         await rig.pass_time(2 * PATIENCE)
         assert await rig.app.handle(suspect).result(60) == 99
+        assert await later.result(60) == 2
+
+
+async def test_a_suspect_that_waits_is_cancelled_before_it_starts(rig: Rig) -> None:
+    gate = Gate(rig)
+    [suspect] = await enqueue(gate, 1)
+    await make_suspects(rig, [suspect])
+    await rig.ledger.pause("default")
+    await gate.task.using(queue="first").enqueue(7)
+    async with rig.worker(concurrency=2, queues=["first", "default"]):
+        await until(lambda: gate.running == [7])
+        await rig.ledger.pause("default", False)
+        await rig.pass_time(2)
+        assert list(await rig.ledger.cancel([suspect])) == ["requested"]
+        await rig.pass_time(2)
+        assert (await rig.job(suspect)).status is Status.CANCELLED
+        gate.open.set()
+    assert gate.ran == [7]
 
 
 async def test_hooks_hear_of_it_and_what_they_raise_hurts_nobody(

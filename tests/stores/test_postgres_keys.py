@@ -1,4 +1,4 @@
-"""Repeated keys on a real server: callers, claims and other people's transactions at once."""
+"""Keys and lanes on a real server: callers, claims and other people's transactions at once."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from outlast.errors import StoreUnavailable
 from outlast.job import Job, Status, done
 from outlast.stores import connect
 from outlast.stores.postgres import engine, link
+from outlast.stores.postgres.schema import lock_number
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Coroutine
 
     from outlast.stores.postgres.store import PostgresStore
 
@@ -110,5 +111,35 @@ async def test_an_open_transaction_stops_only_who_needs_its_key(
         await theirs.execute("ROLLBACK")
         [answer] = await store.add([Job(id="b", key="k")])
         assert (answer.id, answer.created) == ("a", False)
+    finally:
+        await theirs.close()
+
+
+_WAITS = "SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND NOT granted)"
+
+
+async def test_claims_and_ends_look_at_lanes_one_after_the_other(shop: Shop) -> None:
+    """Else a job is put aside for its lane when the end that frees that has just looked for it."""
+    store = await shop.open()
+    await store.add([Job(id="a", lane="l"), Job(id="b", lane="l")])
+    theirs = await asyncpg.connect(shared(PostgresServer).url())
+
+    async def waits_for_us(call: Coroutine[Any, Any, Any]) -> Any:
+        await theirs.execute("BEGIN")
+        number = lock_number(store.schema, "lanes")
+        await theirs.execute("SELECT pg_advisory_xact_lock($1)", number)
+        asked = asyncio.ensure_future(call)
+        async with asyncio.timeout(60):
+            while not await theirs.fetchval(_WAITS):
+                assert not asked.done()
+        await theirs.execute("ROLLBACK")
+        return await asked
+
+    try:
+        [claim] = await waits_for_us(store.claim(["default"], [None], 2, 60, "w"))
+        assert claim.job.id == "a"
+        await waits_for_us(store.settle([done(claim)]))
+        [claim] = await store.claim(["default"], [None], 2, 60, "w")
+        assert claim.job.id == "b"
     finally:
         await theirs.close()
