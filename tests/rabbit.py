@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from outlast.job import Claim
 
 __all__ = [
-    "channel", "consumer_timeout", "dead", "due_at", "ids", "job", "nothing", "opened", "take",
-    "take_all", "until_lost", "when_it_is_back",
+    "alarm", "channel", "consumer_timeout", "dead", "due_at", "ids", "job", "nothing", "opened",
+    "take", "take_all", "until_lost", "when_it_is_back",
 ]  # fmt: skip
 
 
@@ -80,6 +80,16 @@ def consumer_timeout(broker: RabbitServer, seconds: float) -> Iterator[None]:
         yield
     finally:
         broker.evaluate(f"{', '.join(map(put.format, names, before))}.")
+
+
+@contextmanager
+def alarm(broker: RabbitServer) -> Iterator[None]:
+    """The broker is short of memory, as it believes."""
+    broker.evaluate("rabbit_alarm:set_alarm({{resource_limit, memory, node()}, []}).")
+    try:
+        yield
+    finally:
+        broker.evaluate("rabbit_alarm:clear_alarm({resource_limit, memory, node()}).")
 
 
 # -- through our store

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import pytest
 from tests.servers import RabbitServer, shared
 
-from outlast.stores.rabbitmq import declaring
+from outlast.stores.rabbitmq import declaring, outbox
 from outlast.stores.sqlite.store import SqliteStore
 
 if TYPE_CHECKING:
@@ -57,3 +57,10 @@ _names = itertools.count(1)
 def namespace() -> str:
     """One that no other test of stores has used on the broker."""
     return f"s{next(_names)}"
+
+
+@pytest.fixture
+def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the store waits for a broker, made short."""
+    monkeypatch.setattr(outbox, "PATIENCE", 0.5)
+    monkeypatch.setattr(outbox, "CONFIRM", 1.0)

@@ -34,6 +34,11 @@ class Proxy:
         """Let no answer through any more on the connections there are; new ones are sound."""
         self._swallowed = self._made
 
+    def cut(self) -> None:
+        """Every connection that there is."""
+        for line in self._lines:
+            line.cancel()
+
     @property
     def was_cut(self) -> bool:
         return self._cut_at is None
@@ -103,7 +108,6 @@ async def proxied(port: int) -> AsyncIterator[Proxy]:
         yield proxy
     finally:
         server.close()
-        for line in proxy._lines:
-            line.cancel()
+        proxy.cut()
         while proxy._open:
             await asyncio.sleep(0)

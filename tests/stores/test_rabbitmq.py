@@ -130,17 +130,29 @@ async def test_priorities_in_three_bands(broker: RabbitServer, namespace: str) -
 
 
 @pytest.mark.parametrize(
-    "fields", [{"key": "k"}, {"lane": "l"}, {"rank": b"r"}, {"timeout": 1801.0}, {"delay": 6e8}]
+    ("fields", "why"),
+    [
+        ({"key": "k"}, "records"),
+        ({"lane": "l"}, "records"),
+        ({"rank": b"r"}, "records"),
+        ({"timeout": 1801.0}, "records"),
+        ({"delay": 6e8}, "years"),
+        ({"run_at": 4e9}, "years"),
+    ],
 )
-async def test_refused(broker: RabbitServer, namespace: str, fields: dict[str, Any]) -> None:
+async def test_refused(
+    broker: RabbitServer, namespace: str, fields: dict[str, Any], why: str
+) -> None:
     async with opened(broker, namespace) as store:
         await store.add([job("before")])
-        with pytest.raises(Unsupported, match="years" if "delay" in fields else "records"):
+        with pytest.raises(Unsupported, match=why):
             await store.add([job("a"), job("b", **fields)])
         [before] = await take(store)
         follow = (job("c"), job("d", **fields))
-        with pytest.raises(Unsupported, match="years" if "delay" in fields else "records"):
+        with pytest.raises(Unsupported, match=why):
             await store.settle([done(before, None, follow)])
+        with pytest.raises(Unsupported, match="years"):
+            await store.settle([done(before), retry(before, 6e8, OOPS)])
         assert await nothing(store)
         assert list(await store.settle([done(before)])) == []
 

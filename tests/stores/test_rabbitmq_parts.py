@@ -137,6 +137,10 @@ def confirmation(tag: int) -> Any:
     return pika.frame.Method(1, pika.spec.Basic.Ack(tag, multiple=False))
 
 
+def returned(key: str) -> Any:
+    return pika.spec.Basic.Return(312, "NO_ROUTE", "outlast/lines", key)
+
+
 async def test_what_comes_back_is_not_stored_though_it_is_confirmed() -> None:
     """A broker confirms what no queue took, having sent it back first."""
     outbox, line, declared = Outbox(address_of("amqp://h", {}), "n"), Line(), Declared()
@@ -144,13 +148,27 @@ async def test_what_comes_back_is_not_stored_though_it_is_confirmed() -> None:
     told: asyncio.Future[Batch] = asyncio.get_running_loop().create_future()
     outbox.send(Posting("a", b"body", PLACE, Batch(1, told.set_result)))
     assert line.published == [("outlast/lines", PLACE.name, True)]
-    outbox._on_return(None, None, pika.BasicProperties(message_id="a"), b"body")
+    outbox._on_return(None, returned(PLACE.name), pika.BasicProperties(message_id="a"), b"body")
     outbox._on_confirm(confirmation(1))
     assert not told.done(), "it was stored nowhere"
     assert declared.forgotten == [PLACE.name]
     assert len(line.published) == 2
     outbox._on_confirm(confirmation(2))
     assert (await told).failures == []
+
+
+async def test_of_messages_that_are_alike_it_is_told_which_came_back() -> None:
+    """Bells have no id and no body: where they were sent to tells those of two lines apart."""
+    outbox, line, declared = Outbox(address_of("amqp://h", {}), "n"), Line(), Declared()
+    outbox._channel, outbox._declaring = cast("Any", line), cast("Any", declared)
+    gone = Place.of("n", "default", "gone", "!bell")
+    for place in (Place.of("n", "default", "t", "!bell"), gone):
+        outbox.send(Posting("", b"", place, Batch(1, lambda _: None)))
+    outbox._on_return(None, returned(gone.name), pika.BasicProperties(message_id=""), b"")
+    for tag in (1, 2):
+        outbox._on_confirm(confirmation(tag))
+    assert declared.forgotten == [gone.name]
+    assert line.published[2:] == [("outlast/lines", gone.name, True)]
 
 
 @pytest.mark.parametrize(

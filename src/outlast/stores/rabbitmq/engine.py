@@ -193,7 +193,8 @@ class Engine:
                 raise
             _log.warning("%s", error)
         self.spawn(self._keep_publishing(link))
-        self.spawn(self._tick())
+        self.spawn(self._tick_outbox())
+        self.spawn(self._tick_intake())
 
     async def _finish(self) -> None:
         self._serve()
@@ -255,8 +256,8 @@ class Engine:
                 if link is None:
                     try:
                         link = await self._connect()
-                    except OutlastError as error:
-                        self.outbox.away(error)
+                    except Exception as error:
+                        self.outbox.away(self._expected(error))
                         await asyncio.sleep(pause)
                         pause = min(pause * 2, LONGEST_PAUSE)
                         continue
@@ -278,8 +279,8 @@ class Engine:
                 try:
                     link = await dial(self._address, "outlast consumes")
                     await self.intake.begin(link)
-                except OutlastError as error:
-                    self._away = error
+                except Exception as error:
+                    self._away = self._expected(error)
                     if link is not None:
                         link.drop()
                         self.intake.lost()
@@ -302,11 +303,19 @@ class Engine:
             if link is not None:
                 await link.close()
 
-    async def _tick(self) -> None:
+    async def _tick_outbox(self) -> None:
+        """By itself: a line that consumes may be a while without an answer."""
+        while True:
+            await asyncio.sleep(TICK)
+            try:
+                self.outbox.tick()
+            except Exception as error:
+                self._expected(error)
+
+    async def _tick_intake(self) -> None:
         looked = self.loop.time()
         while True:
             await asyncio.sleep(TICK)
-            self.outbox.tick()
             if not self._consuming or not self.intake.is_on:
                 continue
             try:
@@ -314,5 +323,12 @@ class Engine:
                 if self.loop.time() - looked > LOOK:
                     looked = self.loop.time()
                     await self.intake.tick()
-            except OutlastError as error:
-                _log.info("%s", error)
+            except Exception as error:
+                _log.info("%s", self._expected(error))
+
+    def _expected(self, error: Exception) -> OutlastError:
+        """What is no error of ours is a fault: it is shown in full, and the work goes on."""
+        if isinstance(error, OutlastError):
+            return error
+        _log.error("%s: %r", self.shown, error, exc_info=error)
+        return StoreUnavailable(f"{self.shown}: {error!r}")

@@ -8,10 +8,11 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import pika
-from pika.exceptions import AMQPError
+from pika.exceptions import AMQPError, ChannelWrongStateError, ConnectionWrongStateError
 
 from outlast.errors import OutlastError, StoreUnavailable
 from outlast.stores.rabbitmq.declaring import Declaring
+from outlast.stores.rabbitmq.faults import mapped
 from outlast.stores.rabbitmq.topology import LINES, delay_key, level_name
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ CONFIRM = 15.0
 """Seconds to wait for a confirmation before it is called unknown."""
 TRIES = 3
 """Times that a message is sent to a queue that turns out to be gone."""
+_ENDING = (ChannelWrongStateError, ConnectionWrongStateError)
 
 
 class Batch:
@@ -60,6 +62,7 @@ class Posting:
         "body",
         "delay",
         "id",
+        "key",
         "mark",
         "place",
         "returned",
@@ -86,6 +89,8 @@ class Posting:
         self.to_dead = to_dead
         self.mark = mark
         """Whatever the caller wants to find again."""
+        self.key = ""
+        """How it was last routed."""
         self.returned = False
         self.tries = 0
         self.at = 0.0
@@ -150,7 +155,11 @@ class Outbox:
         declaring = Declaring(link, version, self._namespace, self._address)
         await declaring.begin()
         channel.raw.add_on_return_callback(self._on_return)
-        await channel.ask(channel.raw.confirm_delivery, self._on_confirm)
+        try:
+            await channel.ask(channel.raw.confirm_delivery, self._on_confirm)
+        except AMQPError as error:
+            raise mapped(error, self._shown) from error
+        channel.raw.add_on_close_callback(lambda _, why: self._channel_lost(link, channel, why))
         link.raw.add_on_connection_blocked_callback(self._on_blocked)
         link.raw.add_on_connection_unblocked_callback(self._on_unblocked)
         self.blocked = ""
@@ -169,6 +178,15 @@ class Outbox:
         for parked in self._parked.values():
             self._waiting.extendleft(reversed(parked))
         self._parked.clear()
+
+    def _channel_lost(self, link: Link, channel: Channel, why: BaseException) -> None:
+        """The broker refused something: whatever else was under way here goes with it."""
+        if channel is self._channel:
+            error = StoreUnavailable(str(mapped(why, self._shown)))
+            self.lost(error)
+            if link.raw.is_open:
+                _log.warning("%s: publishing begins anew", error)
+                link.raw.close()
 
     def away(self, error: OutlastError) -> None:
         """It can't be reached: tell those who have waited long enough."""
@@ -195,6 +213,8 @@ class Outbox:
         while self._waiting and self._waiting[0].at < now - PATIENCE:
             posting = self._waiting.popleft()
             posting.fail(self._reason(), uncertain=False)
+        for parked in self._parked.values():
+            self._give_up(parked, now - CONFIRM)
         for posting in list(self._unconfirmed.values()):
             if posting.at >= now - CONFIRM:
                 break
@@ -204,6 +224,20 @@ class Outbox:
                     " If it is that queue alone, it has no leader: `outlast doctor` can tell"
                 ),
                 uncertain=True,
+            )
+
+    def _give_up(self, parked: list[Posting], since: float) -> None:
+        """The broker has not answered what has to be asked before these can be sent."""
+        late = [posting for posting in parked if posting.at < since]
+        if late:
+            parked[:] = [posting for posting in parked if posting.at >= since]
+        for posting in late:
+            posting.fail(
+                StoreUnavailable(
+                    f"{self._shown}: {posting.first_stop!r} could not be declared within"
+                    f" {CONFIRM:g} s; nothing was stored"
+                ),
+                uncertain=False,
             )
 
     def _reason(self) -> OutlastError:
@@ -278,19 +312,21 @@ class Outbox:
         self, posting: Posting, exchange: str, key: str, *, mandatory: bool = True
     ) -> None:
         assert self._channel is not None
-        properties = pika.BasicProperties(delivery_mode=2, message_id=posting.id)
-        posting.returned = False
+        properties = pika.BasicProperties(delivery_mode=2, message_id=_label(posting.id))
+        posting.returned, posting.key = False, key
         posting.tries += 1
         posting.at = asyncio.get_running_loop().time()
         try:
             self._channel.raw.basic_publish(
                 exchange, key, posting.body, properties, mandatory=mandatory
             )
-        except AMQPError as error:  # the end of the connection is about to be told
+        except _ENDING as error:  # which is about to be told
+            self._channel = self._declaring = None
+            self._away = StoreUnavailable(f"{self._shown}: {error}")
             if mandatory:
-                self._waiting.append(posting)
+                self._waiting.appendleft(posting)
             else:
-                posting.fail(StoreUnavailable(f"{self._shown}: {error}"), uncertain=False)
+                posting.fail(self._away, uncertain=False)
             return
         self._tag += 1
         self._unconfirmed[self._tag] = posting
@@ -353,7 +389,8 @@ class Outbox:
         """Comes before the confirmation of the same message; rarely at all, so it is looked for."""
         for posting in self._unconfirmed.values():
             if (
-                posting.id == properties.message_id
+                posting.key == method.routing_key
+                and _label(posting.id) == properties.message_id
                 and not posting.returned
                 and posting.body == body
             ):
@@ -368,3 +405,8 @@ class Outbox:
         self.blocked = ""
         _log.warning("%s takes messages again", self._shown)
         self.flush()
+
+
+def _label(id: str) -> str:
+    """An id as AMQP carries it, in 255 bytes; all of it is in the message."""
+    return id if id.isascii() else id[:63]

@@ -23,7 +23,7 @@ from outlast.stores.rabbitmq.held import claimed, holds
 from outlast.stores.rabbitmq.op import Op
 from outlast.stores.rabbitmq.outbox import Batch
 from outlast.stores.rabbitmq.settling import Settling
-from outlast.stores.rabbitmq.work import NEEDS_RECORDS, Work, check
+from outlast.stores.rabbitmq.work import NEEDS_RECORDS, Work, check, check_delay
 from outlast.stores.surface import Served
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ class RabbitStore(Served[Engine]):
         model = check_jobs(jobs)
         if capacity is not None:
             raise Unsupported(f"{self.url}: a limit for a queue, {NEEDS_RECORDS}")
-        check(jobs[:1] if type(jobs) is Alike else jobs, self.longest)
+        check(jobs[:1] if type(jobs) is Alike else jobs, self.longest, self.clock.now())
 
         def begin(engine: Engine, op: Op[Sequence[Added]]) -> None:
             first: dict[str, Job] = {}
@@ -171,7 +171,8 @@ class RabbitStore(Served[Engine]):
     def _settle_op(self, verdicts: Sequence[Verdict]) -> Op[Sequence[Lost]]:
         self._running()
         for verdict in verdicts:
-            check(verdict.then, self.longest)
+            check(verdict.then, self.longest, self.clock.now())
+            check_delay(verdict.claim.job.id, verdict.delay)
             if verdict.event is not None:
                 raise Unsupported(f"{self.url}: a wait for an event, {NEEDS_RECORDS}")
         return Op(lambda engine, op: self._settling.begin(engine, op, verdicts))

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from outlast.stores.rabbitmq.held import Held
     from outlast.stores.rabbitmq.outbox import Batch
 
-__all__ = ["Work", "check"]
+__all__ = ["Work", "check", "check_delay"]
 
 _log = logging.getLogger(__name__)
 
@@ -33,15 +33,23 @@ NEEDS_RECORDS = (
 )
 
 
-def check(jobs: Sequence[Job], longest: float | None) -> None:
+LADDER = UNIT * ((1 << LEVELS) - 1)
+"""Seconds that all levels together hold a job."""
+
+
+def check(jobs: Sequence[Job], longest: float | None, now: float) -> None:
     """Refuse what a broker can't do, before anything is touched. Raises ``Unsupported``."""
     for job in jobs:
         for name, asked in (("key", job.key), ("lane", job.lane), ("rank", job.rank)):
             if asked:
                 raise Unsupported(f"job {job.id} has a {name}, {NEEDS_RECORDS}")
         check_timeout(f"job {job.id}", job.timeout, longest)
-        if (job.delay or 0.0) >= UNIT * (1 << LEVELS):
-            raise Unsupported(f"job {job.id}: RabbitMQ holds jobs back for 17 years at most")
+        check_delay(job.id, job.delay or 0.0 if job.run_at is None else job.run_at - now)
+
+
+def check_delay(id: str, seconds: float) -> None:
+    if seconds >= LADDER:
+        raise Unsupported(f"job {id}: RabbitMQ holds jobs back for 17 years at most")
 
 
 class Work:
