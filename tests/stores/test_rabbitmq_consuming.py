@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import asyncio
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.rabbit import channel, ids, job, opened, take
+from tests.rabbit import alarm, channel, ids, job, opened, take
 
-from outlast.job import done
+from outlast.errors import EnqueueUncertain, StoreUnavailable
+from outlast.job import Lost, done
 from outlast.stores.rabbitmq import engine
+from outlast.stores.rabbitmq.held import holds
+from outlast.stores.rabbitmq.intake import Intake
+from outlast.stores.rabbitmq.topology import line_arguments
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from tests.servers import RabbitServer
 
+    from outlast.stores.rabbitmq.intake import Pair
+    from outlast.stores.rabbitmq.link import Channel
+    from outlast.stores.rabbitmq.source import Source
     from outlast.stores.rabbitmq.store import RabbitStore
 
 pytestmark = pytest.mark.needs("rabbitmq")
@@ -96,3 +106,124 @@ async def test_what_was_sent_ahead_goes_to_others_when_nobody_here_asks(
         busy._running().intake._rest = 0.0
         claims = await take(other, 5)
         assert {(claim.job.attempt, claim.job.crashes) for claim in claims} == {(1, 0)}
+
+
+async def test_what_could_not_be_given_back_is_claimed_here(
+    broker: RabbitServer, namespace: str, hurried: None
+) -> None:
+    """It goes back by being sent again, which a broker with no memory doesn't take."""
+    async with opened(broker, namespace) as store:
+        await store.add([job("first")])
+        [first] = await take(store)
+        intake = store._running().intake
+        intake._rest = 3600.0
+        await store.claim(["default"], ["t"], 10, 15.0, "w1")
+        await store.add([job(f"{n}") for n in range(5)])
+        await store.catch_up(["default"], ["t"])
+        with alarm(broker):
+            with pytest.raises((EnqueueUncertain, StoreUnavailable)):
+                await store.add([job("tells us", task="other")])
+            intake._rest = 0.0
+            async with asyncio.timeout(30):
+                while intake.out == 1:  # until it is on its way
+                    await store.wait(["nothing"], 0.01)
+                intake._rest = 3600.0
+                claims = await take(store, 5)
+            assert ids(claims) == [f"{n}" for n in range(5)]
+            assert {(claim.job.attempt, claim.job.crashes) for claim in claims} == {(1, 0)}
+            assert list(await store.settle([done(claim) for claim in [first, *claims]])) == []
+
+
+async def test_lines_that_are_first_asked_for_amid_a_connection(
+    broker: RabbitServer, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the lines that were known are looked for, somebody asks for one more."""
+    monkeypatch.setattr(engine, "LOOK", 3600.0)  # it looks for nothing by itself
+    plain, late = Intake._look, ("default", "late")
+
+    async def look(self: Intake, pairs: Iterable[Pair]) -> None:
+        await plain(self, pairs)
+        self.asked.add(late)
+
+    async with opened(broker, namespace) as store:
+        await store.add([job("a", task="late")])
+        monkeypatch.setattr(Intake, "_look", look)
+        assert not await store.claim(["default"], ["t"], 1, 15.0, "w1")
+        monkeypatch.setattr(Intake, "_look", plain)
+        async with asyncio.timeout(20):
+            assert ids(await take(store, tasks=["late"])) == ["a"]
+
+
+async def test_a_consumer_whose_place_is_taken_before_it_begins(
+    broker: RabbitServer, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """News that its queue was made anew comes while its channel is being opened.
+
+    It would go on to consume beside the one that follows, and hold what it is sent.
+    """
+    monkeypatch.setattr(engine, "LOOK", 3600.0)
+    plain, begun = Intake._open, []
+
+    async def late(self: Intake, source: Source) -> Channel:
+        begun.append(source)
+        if len(begun) == 1:
+            self._detach(source)
+            channel = await plain(self, source)
+            self._found(source.place)
+            return channel
+        return await plain(self, source)
+
+    async with opened(broker, namespace) as store:
+        await store.add([job("a"), job("b")])
+        monkeypatch.setattr(Intake, "_open", late)
+        async with asyncio.timeout(20):
+            assert sorted(ids(await take(store, 2))) == ["a", "b"]
+        assert len(begun) == 2
+
+
+async def test_a_claim_is_lost_in_the_moment_in_which_its_channel_is(
+    broker: RabbitServer, namespace: str
+) -> None:
+    """Not a turn of the loop later: what is settled in between would be told to be done."""
+    async with opened(broker, namespace) as store:
+        await store.add([job("a")])
+        [claim] = await take(store)
+        running = store._running()
+        [source] = running.intake._all
+        assert source.channel is not None
+        raw: Any = source.channel.raw
+        seen: list[bool] = []
+
+        def close() -> None:
+            raw.add_on_close_callback(lambda *_: seen.append(holds(claim.receipt)))
+            raw.basic_ack(999)  # of a message that was never delivered
+
+        assert holds(claim.receipt)
+        running.loop.call_soon_threadsafe(close)
+        async with asyncio.timeout(60):
+            while not seen:
+                await store.wait(["nothing"], 0.01)
+        assert seen == [False]
+        assert list(await store.settle([done(claim)])) == [Lost(claim, "lost")]
+
+
+async def test_those_that_run_alone_do_so_whoever_claims(
+    broker: RabbitServer, namespace: str
+) -> None:
+    """Several ask at once: one gets one, and the others none."""
+    async with opened(broker, namespace) as store:
+        await store.add([job("a"), job("b")])
+        arguments = line_arguments(store._running().version, f"outlast/{namespace}/default!dead")
+    with channel(broker.url()) as raw:
+        raw.queue_declare(f"{line(namespace)}!alone", durable=True, arguments=arguments)
+        for _ in range(2):
+            _, _, body = raw.basic_get(line(namespace), auto_ack=True)
+            raw.basic_publish("", f"{line(namespace)}!alone", body)
+    async with asyncio.timeout(60), opened(broker, namespace) as store:
+        await store.catch_up(["default"], ["t"])
+        asked = (store.claim(["default"], ["t"], 5, 15.0, "w1") for _ in range(5))
+        first = [claim for claims in await asyncio.gather(*asked) for claim in claims]
+        assert [claim.job.suspect for claim in first] == [True]
+        await store.settle([done(first[0])])
+        [second] = await take(store)
+        assert {first[0].job.id, second.job.id} == {"a", "b"}

@@ -29,6 +29,7 @@ class Apart:
         make: Callable[[Place], Source],
         open_channel: Callable[[Source], Awaitable[Channel]],
         deliver: Callable[[Source, int, Mapping[str, Any], bytes], None],
+        is_idle: Callable[[], bool],
         shown: str,
     ) -> None:
         self.pending: set[Place] = set()
@@ -36,8 +37,10 @@ class Apart:
         self._make = make
         self._open = open_channel
         self._deliver = deliver
+        self._is_idle = is_idle
         self._shown = shown
         self._sources: dict[Place, Source] = {}
+        self._one = asyncio.Lock()
 
     def clear(self) -> None:
         self.pending.clear()
@@ -54,8 +57,8 @@ class Apart:
 
     @property
     def runs(self) -> bool:
-        """Whether one of them is claimed."""
-        return any(source.unacked for source in self._sources.values())
+        """Whether one of them is claimed, or about to be."""
+        return self._one.locked() or any(source.unacked for source in self._sources.values())
 
     def of(self, queues: Sequence[str], tasks: Sequence[str | None]) -> Place | None:
         """Where there may be one of these."""
@@ -64,8 +67,17 @@ class Apart:
                 return place
         return None
 
+    async def fetch_alone(self, place: Place) -> Held | None:
+        """``fetch``, if nothing else is claimed when its turn has come."""
+        async with self._one:
+            return await self._fetch(place) if self._is_idle() else None
+
     async def fetch(self, place: Place) -> Held | None:
         """The next one, if there is one. It is ours from here on, and was not before."""
+        async with self._one:
+            return await self._fetch(place)
+
+    async def _fetch(self, place: Place) -> Held | None:
         source = self._sources.get(place)
         if source is None:
             source = self._sources[place] = self._make(place)

@@ -22,6 +22,7 @@ from outlast.stores.rabbitmq.engine import Engine
 from outlast.stores.rabbitmq.letters import read
 from outlast.stores.rabbitmq.op import Op
 from outlast.stores.rabbitmq.outbox import Batch, Posting
+from outlast.stores.rabbitmq.source import put_back
 from outlast.stores.rabbitmq.sweep import Sweep
 from outlast.stores.rabbitmq.topology import BANDS, BELLS, Place
 
@@ -63,7 +64,6 @@ class Bells:
         self._news = news
         self._records = records
         self._coming: Counter[Pair] = Counter()
-        self._adopting: set[Held] = set()
         self._pid = os.getpid()
         self.engine = Engine(
             address, namespace, self._arrived, _give_back,
@@ -146,8 +146,7 @@ class Bells:
         if claimed:
             self.engine.intake.acknowledge(mine)
             return
-        for held in reversed(mine):
-            held.source.buffer.appendleft(held)
+        put_back(mine)
         if mine:
             self._arrived({held.source.place.queue for held in mine})
 

@@ -9,6 +9,7 @@ from outlast.job import Claim
 from outlast.stores.news import WORK
 from outlast.stores.rabbitmq.held import claimed
 from outlast.stores.rabbitmq.outbox import Batch
+from outlast.stores.rabbitmq.source import put_back
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -86,11 +87,14 @@ class Claiming:
     ) -> None:
         """One of those that were set apart, while nothing else is claimed."""
         try:
-            held = await engine.intake.apart.fetch(place) if limit > 0 else None
+            held = await engine.intake.apart.fetch_alone(place) if limit > 0 else None
             op.answer = [] if held is None else self._claims(engine, [held], worker)
         except Exception as error:
             op.error = error
-        self._news.overlook(WORK, [place.queue])
+        if op.answer:
+            self._news.overlook(WORK, [place.queue])
+        else:  # whoever was sent away meanwhile may look again
+            self._news.heard(WORK, [place.queue])
         engine.answer(op)
 
     def _take(
@@ -150,13 +154,18 @@ class Claiming:
     def _set_apart(self, engine: Engine, held: Held) -> None:
         def moved(batch: Batch) -> None:
             self._moved(engine, batch, [held])
-            engine.intake.there_is(posting.place)
+            if not batch.failures:
+                engine.intake.there_is(posting.place)
 
         batch = Batch(1, moved)
         posting = self._work.set_apart(held, batch)
         engine.outbox.send(posting)
 
     def _moved(self, engine: Engine, batch: Batch, helds: Sequence[Held]) -> None:
-        """What could not be moved comes again when the connection ends."""
+        """What could not be moved stays here: it may be claimed, or is moved a while later."""
         failed = {id(posting.mark) for posting, _, _ in batch.failures}
         engine.intake.acknowledge([held for held in helds if id(held) not in failed])
+        if failed:
+            stay = [held for held in helds if id(held) in failed]
+            # Not now: who takes from there may be the caller.
+            engine.loop.call_soon(put_back, stay)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from functools import partial
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 from pika.exceptions import AMQPError, ChannelClosed
@@ -63,7 +64,7 @@ class Intake:
         self._shown = shown
         self._arrived = arrived
         self._give_back = give_back
-        self._stale = None if longest is None else longest * STALE
+        self._stale = inf if longest is None else longest * STALE
         self._leaders = leaders
         self._bands = bands
         self._rest = rest
@@ -73,7 +74,7 @@ class Intake:
         self._all: set[Source] = set()
         """Those too whose queue is gone, for what was claimed from it."""
         self._orders: dict[tuple[Any, Any], list[list[Source]]] = {}
-        self.apart = Apart(self._made, self._open, self._received, shown)
+        self.apart = Apart(self._made, self._open, self._received, lambda: not self.out, shown)
         self._caught: set[Pair] = set()
         self._consuming: set[asyncio.Task[None]] = set()
         """Consumers that are about to begin."""
@@ -105,8 +106,9 @@ class Intake:
             raise mapped(error, self._shown) from error
         self._link, self._channel = link, channel
         channel.closed.add_done_callback(lambda _: self._channel_lost(channel))
-        await self._look(self.asked)
-        self._caught |= self.asked
+        asked = set(self.asked)
+        await self._look(asked)
+        self._caught |= asked  # not those that were asked for meanwhile
 
     def lost(self) -> None:
         """The connection is gone: the broker gives all of it to others."""
@@ -129,19 +131,23 @@ class Intake:
         """The broker closed a channel, as when it held a message for too long."""
         if source not in self._all:
             return
-        held, mine = len(source.unacked), self._sources.get(source.place.name) is source
+        held, mine = len(source.unacked), self._forget(source)
         source.lost()
         self._all.discard(source)
         self.apart.lost(source)
-        if mine:
-            del self._sources[source.place.name]
-            self._orders.clear()
         if self._link is None or not self._link.raw.is_open:
             return  # it went with the connection
         why = None if source.channel is None else source.channel.why
         _log.warning("%s: %d jobs go back to %s: %s", self._shown, held, source.place.name, why)
         if mine:
             self._spawn(self._look({(source.place.queue, source.place.task)}))
+
+    def _forget(self, source: Source) -> bool:
+        """Claim no more from it; whether that was done."""
+        if mine := self._sources.get(source.place.name) is source:
+            del self._sources[source.place.name]
+            self._orders.clear()
+        return mine
 
     # -- claiming
 
@@ -200,7 +206,8 @@ class Intake:
         try:
             await channel.ask(channel.raw.queue_declare, self._news, passive=True)
             await self._look(pairs - self._caught)
-            self._caught |= pairs
+            if channel is self._channel:
+                self._caught |= pairs
             while self._consuming:
                 await asyncio.gather(*self._consuming)
             await asyncio.gather(
@@ -234,7 +241,7 @@ class Intake:
 
     def counts(self, queue: str) -> tuple[int, int]:
         """Of this queue: how many wait here, and how many are claimed."""
-        mine = [source for source in self._sources.values() if source.place.queue == queue]
+        mine = [source for source in self._all if source.place.queue == queue]
         waiting = sum(len(source.buffer) for source in mine)
         return waiting, sum(len(source.unacked) for source in mine) - waiting
 
@@ -251,7 +258,7 @@ class Intake:
                     claimed.pop(held.claim.receipt, None)
         for source, mine in sources.items():
             source.acknowledge(mine)
-            if source.detached and not source.unacked:
+            if source.detached:
                 self._end(source)
         if sources and self.apart.is_in_use and not self.out:
             # Who waits to run alone may do so now, and after it the others.
@@ -260,15 +267,13 @@ class Intake:
     async def settled(self, helds: Iterable[Held] | None = None) -> None:
         """When the broker has read the acknowledgements of these. Raises our errors."""
         sources = self._all if helds is None else {held.source for held in helds}
-        channels = [source.channel for source in sources if source.channel is not None]
+        answers = [
+            source.channel.ask(source.channel.raw.basic_qos, prefetch_count=1)
+            for source in sources
+            if source.channel is not None and source.channel.why is None
+        ]
         try:
-            await asyncio.gather(
-                *(
-                    channel.ask(channel.raw.basic_qos, prefetch_count=1)
-                    for channel in channels
-                    if channel.why is None
-                )
-            )
+            await asyncio.gather(*answers)
         except AMQPError as error:
             raise mapped(error, self._shown) from error
 
@@ -293,37 +298,39 @@ class Intake:
             channel = source.channel or await self._open(source)
             if source.tag is not None:
                 await channel.ask(channel.raw.basic_cancel, source.tag)
+            if source.detached:  # in the meantime; another one has its place
+                self._end(source)
+                return
             self._count += 1
             source.tag, source.prefetch = f"outlast.{self._count}", prefetch
+            tag, deliver = source.tag, partial(self._deliver, source)
             asked = channel.ask(channel.raw.basic_qos, prefetch_count=prefetch)
             begun = channel.ask(
-                channel.raw.basic_consume, source.place.name, partial(self._on_message, source),
-                consumer_tag=source.tag,
-            )  # fmt: skip
+                channel.raw.basic_consume,
+                source.place.name,
+                lambda _, how, has, body: deliver(how.delivery_tag, has.headers or {}, body),
+                consumer_tag=tag,
+            )
             self._leaders.asked(source.place.name)
             await asyncio.gather(asked, begun)
             self._leaders.answered(source.place.name)
+            if self._sources.get(source.place.name) is not source and channel.why is None:
+                await channel.ask(channel.raw.basic_cancel, tag)
         except (AMQPError, OutlastError) as error:
             _log.info("%s: %s is not consumed: %s", self._shown, source.place.name, error)
         finally:
             source.beginning = False
 
     async def _open(self, source: Source) -> Channel:
-        if self._link is None:
+        if (link := self._link) is None:
             raise StoreUnavailable(f"{self._shown}: not connected")
-        link = self._link
         channel = source.channel = await link.channel()
         quick, number = link.raw.quick, channel.raw.channel_number
         quick[number] = partial(self._deliver, source)
         channel.closed.add_done_callback(lambda _: quick.pop(number, None))
         channel.raw.add_on_cancel_callback(lambda _: self._cancelled(source))
-        channel.closed.add_done_callback(lambda _: self._source_lost(source))
+        channel.raw.add_on_close_callback(lambda *_: self._source_lost(source))
         return channel
-
-    def _on_message(
-        self, source: Source, _: Any, method: Any, properties: Any, body: bytes
-    ) -> None:
-        self._deliver(source, method.delivery_tag, properties.headers or {}, body)
 
     def _deliver(self, source: Source, tag: int, headers: Mapping[str, Any], body: bytes) -> None:
         """Whichever way it came, also while its consumer is about to end."""
@@ -355,17 +362,17 @@ class Intake:
     def _detach(self, source: Source) -> None:
         """Its queue is gone: what was claimed may still be settled, and the rest is put back."""
         source.tag, source.detached = None, True
-        if self._sources.get(source.place.name) is source:
-            del self._sources[source.place.name]
-            self._orders.clear()
+        self._forget(source)
         if source.buffer:
             back = list(source.buffer)
             source.buffer.clear()
             self._give_back(back)
-        if not source.unacked:
-            self._end(source)
+        self._end(source)
 
     def _end(self, source: Source) -> None:
+        """Its channel goes, unless something was claimed from it."""
+        if source.unacked:
+            return
         self._all.discard(source)
         if source.channel is not None and source.channel.raw.is_open:
             source.channel.raw.close()
@@ -404,8 +411,7 @@ class Intake:
 
     async def _probe(self, place: Place) -> None:
         async with self._probing:
-            link = self._link
-            if link is None:
+            if (link := self._link) is None:
                 return
             try:
                 channel = await link.channel()
@@ -448,7 +454,7 @@ class Intake:
         return asyncio.get_running_loop().time() - self._claimed_at > self._rest
 
     async def tick(self) -> None:
-        """Now and then: look for queues, and give back what nobody here has use for."""
+        """Now and then: look for queues, and for consumers that get nothing."""
         await self._look(self.asked)
 
     async def rest(self) -> None:
@@ -456,37 +462,35 @@ class Intake:
         resting, now = self._resting(), asyncio.get_running_loop().time()
         idle = [
             source
-            for source in self._sources.values()
+            for source in self._all
             if source.buffer
-            and (resting or (self._stale is not None and now - source.buffer[0].at > self._stale))
+            and (resting or source.detached or now - source.buffer[0].at > self._stale)
         ]
         if idle:
             await self.stop(idle)
 
     async def stop(self, sources: Sequence[Source] | None = None) -> None:
         """Consume no more from these, or at all, and give back what was not claimed."""
-        stopping = list(self._sources.values()) if sources is None else sources
-        mine = [source for source in stopping if source.tag is not None and not source.beginning]
+        stopping = self._all if sources is None else sources
+        mine = [source for source in stopping if not source.beginning]
         for source in mine:
             source.beginning = True
         try:
-            await asyncio.gather(*(self._stop(source) for source in mine))
+            await asyncio.gather(*(self._stop(source) for source in mine if source.tag is not None))
         except AMQPError as error:
             raise StoreUnavailable(f"{self._shown}: {error}") from error
         finally:
             for source in mine:
                 source.beginning = False
-        back: list[Held] = []
+        back = [held for source in mine for held in source.buffer]
         for source in mine:
-            back += source.buffer
             source.buffer.clear()
         if back:
             self._give_back(back)
 
     async def _stop(self, source: Source) -> None:
-        channel = source.channel
-        if channel is not None and channel.why is None:
-            await channel.ask(channel.raw.basic_cancel, source.tag)
+        if source.channel is not None and source.channel.why is None:
+            await source.channel.ask(source.channel.raw.basic_cancel, source.tag)
         source.tag = None
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from outlast.stores.rabbitmq.link import Channel
     from outlast.stores.rabbitmq.topology import Place
 
-__all__ = ["MOST", "Source", "take_first"]
+__all__ = ["MOST", "Source", "put_back", "take_first"]
 
 MOST = 1024
 """Messages that a consumer is sent ahead of its acknowledgements; quorum queues allow 2000."""
@@ -84,6 +84,13 @@ class Source:
                 claimed.pop(held.claim.receipt, None)
         self.unacked.clear()
         self.buffer.clear()
+
+
+def put_back(helds: Sequence[Held]) -> None:
+    """As if they had never been taken."""
+    for held in reversed(helds):
+        if not held.settled:
+            held.source.buffer.appendleft(held)
 
 
 def take_first(sources: Sequence[Source], limit: int, found: list[Held]) -> None:
