@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from celery import chain, group
-from tests.cases.rig import scaled
+from tests.cases.rig import FULL, scaled
 from tests.contrib.kombu.rig import PATIENCE, Rig
 from tests.contrib.kombu.store import look, outlast
 from tests.proof.patience import until
@@ -138,6 +138,7 @@ def test_a_group_inside_a_chord_needs_no_second_process(rig: Rig) -> None:
     assert sorted(rig.ends()) == [1, 2, 3, 4, 5, 6]
 
 
+@pytest.mark.skipif(not FULL, reason="the waiting is Celery's own; OUTLAST_FULL_CASES=1")
 def test_what_waits_for_a_rate_limit_is_not_lost_with_its_worker(rig: Rig) -> None:
     """Celery's workers hold it in their memory; it is unacknowledged until it has run."""
     limit = {"note": {"rate_limit": "1/h"}}

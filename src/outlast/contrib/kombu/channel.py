@@ -6,6 +6,7 @@ import logging
 import threading
 from collections import deque
 from concurrent.futures import wait
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from kombu.exceptions import OperationalError
@@ -16,7 +17,8 @@ from outlast.contrib.kombu.batch import PublishBatch
 from outlast.contrib.kombu.calls import finish
 from outlast.contrib.kombu.messages import delivered, encode, job_for, note_ids, noted_ids
 from outlast.contrib.kombu.names import our_name
-from outlast.errors import EnqueueUncertain
+from outlast.contrib.kombu.running import running
+from outlast.errors import EnqueueUncertain, StoreError
 from outlast.limits import MAX_PRIORITY
 
 if TYPE_CHECKING:
@@ -51,6 +53,9 @@ class QoS(virtual.QoS):
         self.channel.has_room()
 
     def reject(self, delivery_tag: str, requeue: bool = False) -> None:
+        if requeue and self.channel.closed:
+            self.channel.shared.hands.give_back(delivery_tag)
+            return
         if not requeue:
             self.channel.shared.hands.bury(delivery_tag, "the consumer rejected the message")
         super().reject(delivery_tag, requeue=requeue)
@@ -81,10 +86,13 @@ class Channel(virtual.Channel):
         self._counted_at = self._taken_at = 0.0
         self._asked = 0
         self._more = True
+        self._was: Shared | None = None
+        self._going_on: set[str] = set()
 
     @property
     def shared(self) -> Shared:
-        shared: Shared = self.connection.shared
+        """The store. One that is closed keeps it: what is at work still is acknowledged there."""
+        shared: Shared = self._was or self.connection.shared
         return shared
 
     # -- publishing
@@ -250,7 +258,12 @@ class Channel(virtual.Channel):
             self._give_back(our_name(queue))
             if queue in self._fleeting:
                 self._fleeting.discard(queue)
-                self.queue_delete(queue)
+                try:
+                    self.queue_delete(queue)
+                except StoreError as error:
+                    _log.info(
+                        "queue %s ends by itself, a while after its consumer: %s", queue, error
+                    )
 
     def basic_get(self, queue: str, no_ack: bool = False, **kwargs: Any) -> Any:
         hands = self.shared.hands
@@ -268,22 +281,35 @@ class Channel(virtual.Channel):
         return message
 
     def _restore(self, message: Any) -> None:
-        self.shared.hands.give_back(message.delivery_tag)
+        tag = message.delivery_tag
+        if tag in self._going_on:
+            self.shared.hands.keep(tag)
+        else:
+            self.shared.hands.give_back(tag)
 
     def close(self) -> None:
+        """Give back what is held, but for messages whose tasks run: these stay ours to their end.
+
+        Celery closes it when the store was away for a moment, and its tasks go on.
+        """
         if self.closed:
             return
-        transport = self.connection
-        if not transport.mine:
+        if not self.connection.mine:
             # In a forked child: what this channel holds is its parent's.
             self._ready.clear()
             self._fleeting.clear()
             self._consumers.clear()
             self._claiming = self._qos = None
+            super().close()
+            return
+        shared = self._was = self.connection.shared
+        self._going_on = running()
+        shared.hands.watch_no_more(self.let_go)
         super().close()
-        if transport.mine:
-            transport.shared.hands.watch_no_more(self.let_go)
-            transport.shared.hands.flush()
+        try:
+            shared.hands.flush()
+        except StoreError as error:
+            _log.warning("what was acknowledged or goes back will be stored later: %s", error)
 
     # -- claims: begun here, and delivered when they have come, so that no event loop waits
 
@@ -308,6 +334,8 @@ class Channel(virtual.Channel):
     def has_room(self) -> None:
         """Something was acknowledged, in whatever thread."""
         transport = self.connection
+        if self.closed:
+            return
         if self._active_queues and (self._more or self._ready) and not transport.turns:
             transport.ear.ring()
 
@@ -416,7 +444,8 @@ class Channel(virtual.Channel):
         """What was claimed from this queue and not delivered."""
         if self._claiming is not None:
             wait([self._claiming])
-            self.collect()
+            with suppress(StoreError):  # it has brought nothing; who claims next is told why
+                self.collect()
         with self._holding:
             left = [claim for claim in self._ready if claim.job.queue == name]
             self._ready = deque(claim for claim in self._ready if claim.job.queue != name)

@@ -64,6 +64,7 @@ class Hands:
         self._held: dict[str, Claim] = {}
         self._marked: dict[str, bytes] = {}
         """The receipt under which a message was marked as delivered."""
+        self._kept: set[str] = set()
         self._flying: set[Future[Sequence[Claim]]] = set()
         self._verdicts: deque[Verdict] = deque()
         self._settling = threading.Lock()
@@ -121,6 +122,21 @@ class Hands:
         """It may be delivered again, to anybody."""
         self._decide(tag, partial(give_back, started=started))
 
+    def keep(self, tag: str) -> None:
+        """It was delivered on a channel that is closed, and will be settled nevertheless."""
+        with self._lock:
+            if tag in self._held:
+                self._kept.add(tag)
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether something is still to be settled, though no channel is open."""
+        try:
+            self.flush()
+        except StoreError as error:
+            _log.warning("%d messages can't be settled yet: %s", len(self._verdicts), error)
+        return bool(self._kept or self._verdicts)
+
     def bury(self, tag: str, why: str, *, kind: str = "error") -> None:
         """It was rejected: kept among the dead, for somebody to look at."""
         self._decide(tag, partial(dead, failure=Failure(kind=kind, message=why)))
@@ -128,6 +144,7 @@ class Hands:
     def _decide(self, tag: str, verdict: Callable[[Claim], Verdict]) -> None:
         with self._lock:
             claim = self._held.pop(tag, None)
+            self._kept.discard(tag)
             if claim is None:
                 return  # settled already, or the parent's, in a forked child
             self._verdicts.append(verdict(claim))

@@ -17,7 +17,7 @@ from outlast.contrib.kombu.calls import finish
 from outlast.contrib.kombu.hands import LOCAL, Hands
 from outlast.contrib.kombu.places import Places
 from outlast.contrib.kombu.shelves import shelf_of
-from outlast.errors import EnqueueUncertain, Unsupported
+from outlast.errors import EnqueueUncertain, StoreError, Unsupported
 from outlast.store import Direct, Ledger, Store
 from outlast.stores import connect
 
@@ -80,16 +80,21 @@ class Shared:
             found = cls._open.get(key)
             if found is None:
                 found = cls._open[key] = cls(store, namespace)
+            else:
+                found.shelf.get([""])  # raises if the store is away
             found._users += 1
             return found
 
     def leave(self) -> None:
-        """One user less. What was acknowledged is settled before the store is closed."""
+        """One user less. What was acknowledged is settled before the store is closed.
+
+        While tasks run whose messages are ours still, it stays open for their acks.
+        """
         with Shared._lock:
             if self.pid != os.getpid() or Shared._open.get(self._key) is not self:
                 return
             self._users -= 1
-            if self._users == 0:
+            if self._users == 0 and not self.hands.goes_on:
                 del Shared._open[self._key]
                 self._close()
 
@@ -118,7 +123,10 @@ class Shared:
             for key, shared in list(cls._open.items()):
                 if shared.pid == os.getpid():
                     del cls._open[key]
-                    shared._close()
+                    try:
+                        shared._close()
+                    except StoreError as error:
+                        _log.warning("what is held comes back to others: %s", error)
 
     # -- messages
 

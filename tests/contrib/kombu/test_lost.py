@@ -1,0 +1,118 @@
+"""The store is away for a moment: Celery's worker connects anew, and its tasks go on meanwhile."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import kombu
+import pytest
+from celery.worker import state
+from tests.contrib.kombu.rig import PATIENCE, Rig
+from tests.contrib.kombu.store import look
+from tests.proof.patience import until
+from tests.servers import PostgresServer
+
+import outlast.contrib.kombu  # noqa: F401  kombu alone reads no entry points before a URL
+from outlast.contrib.kombu.shared import Shared
+from outlast.errors import StoreUnavailable
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+class Request:
+    """What Celery's worker has of a task that runs."""
+
+    def __init__(self, message: Any, *, ended: bool) -> None:
+        self.message = message
+        conf = SimpleNamespace(worker_cancel_long_running_tasks_on_connection_loss=ended)
+        self.task = SimpleNamespace(app=SimpleNamespace(conf=conf))
+
+
+@pytest.mark.parametrize("how", ["ack", "reject", "requeue"])
+def test_a_message_whose_task_runs_is_ours_to_its_end(tmp_path: Path, how: str) -> None:
+    url = f"outlast+sqlite:///{tmp_path}/app.db"
+    with kombu.Connection(url) as connection:
+        for number in range(4):
+            connection.Producer().publish(str(number), routing_key="q")
+    connection = kombu.Connection(url)
+    requests = []
+
+    def received(_: Any, message: Any) -> None:
+        messages.append(message)
+        if message.payload in ("1", "2"):
+            requests.append(Request(message, ended=message.payload == "2"))
+            state.active_requests.add(requests[-1])
+
+    messages: list[Any] = []
+    channel = connection.channel()
+    consumer = kombu.Consumer(channel, [kombu.Queue("q")], prefetch_count=4)
+    consumer.register_callback(received)
+    consumer.consume()
+    while len(messages) < 4:
+        connection.drain_events(timeout=PATIENCE)
+    connection.close()
+    again = kombu.Connection(url)
+    store = again.channel().shared.store
+    assert store is channel.shared.store, "it stays open for the ack"
+    assert (store.depth_now("q").running, store.depth_now("q").ready) == (1, 3)
+    message = requests[0].message
+    if how == "ack":
+        message.ack()
+    else:
+        message.reject(requeue=how == "requeue")
+    until(lambda: store.depth_now("q").running == 0, PATIENCE, "it is settled")
+    depth = store.depth_now("q")
+    assert (depth.ready, depth.dead) == {"ack": (3, 0), "reject": (3, 1), "requeue": (4, 0)}[how]
+    again.close()
+    assert not [one for one in Shared._open.values() if one.store is store], "it is closed with it"
+
+
+def test_what_was_acknowledged_while_the_store_is_away_is_stored_when_it_is_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"outlast+sqlite:///{tmp_path}/app.db"
+    with kombu.Connection(url) as connection:
+        connection.Producer().publish("1", routing_key="q")
+    connection = kombu.Connection(url)
+    channel = connection.default_channel
+    message: Any = channel.basic_get("q")
+    store = channel.shared.store
+
+    def away(_: Any) -> Any:
+        raise StoreUnavailable("away")
+
+    monkeypatch.setattr(store, "settle_now", away)
+    message.ack()
+    connection.close()
+    again = kombu.Connection(url)
+    assert again.default_channel.shared.store is store
+    assert store.depth_now("q").running == 1
+    monkeypatch.undo()
+    until(lambda: store.depth_now("q").live == 0, PATIENCE, "it is stored")
+    again.close()
+
+
+@pytest.mark.needs("servers")
+def test_a_server_that_is_restarted_has_no_task_run_twice(tmp_path: Path) -> None:
+    server = PostgresServer()
+    server.start()
+    rig = Rig(tmp_path, f"outlast+{server.url()}")
+    try:
+        rig.worker("-c", "2", "-P", "threads")
+        rig.send("hold", 1, rig.gate)
+        until(lambda: rig.starts() == [1], PATIENCE, "it runs")
+        server.stop()
+        until(lambda: "Connection to broker lost" in rig.text(), PATIENCE, "it is heard")
+        server.start()
+        rig.send("note", 2)
+        rig.wait_for(2)
+        rig.open_gate()
+        rig.wait_for(1)
+        until(lambda: look(rig)[0].live == 0, PATIENCE, "both are acknowledged")
+        assert rig.starts() == [1]
+        assert "Traceback" not in rig.text()
+    finally:
+        rig.close()
+        server.remove()
