@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -168,7 +169,9 @@ class Rig:
     def signal(self, worker: subprocess.Popen[bytes], number: int) -> None:
         """Send it to the supervisor and to its worker processes."""
         for pid in self.members(worker):
-            os.kill(pid, number)
+            # The workers of one that is killed follow it by themselves.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
 
     def kill(self, worker: subprocess.Popen[bytes]) -> None:
         self.signal(worker, signal.SIGKILL)

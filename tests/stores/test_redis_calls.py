@@ -7,9 +7,11 @@ import re
 import threading
 import time
 from collections import Counter
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
+from msgspec.structs import replace
 from tests.stores.test_redis import job, opened, take
 from tests.stores.test_redis import own as own
 from tests.stores.test_redis import server as server
@@ -17,7 +19,7 @@ from tests.stores.test_redis import shared as shared
 
 from outlast.clock import SystemClock
 from outlast.errors import EnqueueUncertain, JobNotFound, StoreClosed
-from outlast.job import Death, Failure, Status, dead, done
+from outlast.job import Claim, Death, Failure, Progress, Status, dead, done, give_back, retry
 from outlast.stores import connect
 from outlast.stores.redis import engine
 from outlast.stores.redis.op import Op
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable
 
     from tests.servers import RedisServer
+
+    from outlast.job import Job
 
 pytestmark = pytest.mark.needs("redis")
 
@@ -146,6 +150,74 @@ async def test_a_call_that_breaks_each_connection_is_told(
             await adding
         await store.add([job()])
         assert (await other.depth("default")).ready == 1
+
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "an item": {"task": None},
+    "another task": {"task": "t", "queue": "q"},
+    "headers": {"headers": {"a": "b"}},
+    "large": {"payload": b"x" * 5000},
+    "for ever": {"keep": None, "max_crashes": None},
+    "not kept": {"keep": 0},
+    "urgent": {"priority": 7, "rank": b"a\0b"},
+    "late": {"delay": 1e-9},
+    "soon over": {"ttl": 1000.0},
+    "in a lane": {"lane": "l"},
+    "with a key": {"key": "k", "digest": b"d"},
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+async def test_what_is_claimed_and_settled_is_what_is_stored(
+    server: RedisServer, shape: str
+) -> None:
+    """For what is usual there are shorter ways; all must end at the same place."""
+    failure = Failure(kind="error", message="no")
+    befores = ("nothing", give_back, partial(retry, delay=0.0, failure=failure), "progress")
+    async with opened(server.url()) as store, asyncio.timeout(60):
+        for before, result in zip(befores, (None, b"", b'"r"', b"1"), strict=True):
+            fields = {"max_attempts": 5, "keep": 86400.0} | SHAPES[shape]
+            if "key" in fields:
+                fields["key"] = str(before)
+            each = job(**fields)
+            await store.add([each])
+
+            async def claim(each: Job = each) -> Claim:
+                while not (found := await store.claim([each.queue], [each.task], 1, 60.0, "w")):
+                    pass
+                assert list(await store.get([each.id])) == [found[0].job]
+                return found[0]
+
+            held = await claim()
+            if callable(before):
+                assert list(await store.settle([before(held)])) == []
+                held = await claim()
+            elif before == "progress":
+                note = Progress(id=each.id, value=0.5)
+                assert list(await store.renew([held], 60.0, [note])) == []
+            [running] = await store.get([each.id])
+            assert running is not None
+            other = Claim(held.job, bytes(16))
+            assert [lost.claim for lost in await store.settle([done(other)])] == [other]
+            assert list(await store.settle([done(held, result)])) == []
+            assert [lost.claim for lost in await store.settle([done(held)])] == [held]
+            [ended] = await store.get([each.id])
+            if each.keep == 0:
+                assert ended is None
+                continue
+            assert ended is not None
+            assert ended.finished_at is not None
+            assert ended == replace(
+                running, status=Status.DONE, finished_at=ended.finished_at, result=result,
+                failure=None,
+            )  # fmt: skip
+        depth = await store.depth(SHAPES[shape].get("queue", "default"))
+        keep = SHAPES[shape].get("keep", 1)
+        assert (depth.live, depth.done) == (0, 0 if keep == 0 else 4)
+        assert server.say("ZCARD", "{outlast:default}z") == (b":4\r\n" if keep else b":0\r\n")
+        for key in ("e", "ww"):
+            assert server.say("EXISTS", "{outlast:default}" + key) == b":0\r\n"
 
 
 class Wrong(SystemClock):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from random import Random
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
@@ -69,6 +70,32 @@ async def test_thousands_in_one_call(server: RedisServer) -> None:
         async with asyncio.timeout(60):
             while sum(each is not None for each in await store.get(ids)):
                 await store.prune(MANY)
+
+
+async def test_thousands_in_several_lines_come_in_order(server: RedisServer) -> None:
+    """However far a call reads ahead in each of them; and none comes twice."""
+    chance = Random(7)
+    async with opened(server.url()) as store:
+        jobs = [
+            job(
+                task=chance.choice(TASKS),
+                priority=chance.choice((0, 0, 5)),
+                delay=chance.choice((None, 1e-9)),
+            )
+            for _ in range(1500)
+        ]
+        await store.add(jobs)
+        inline = [each for each in jobs if each.delay is None]
+        found: list[str] = []
+        async with asyncio.timeout(60):
+            while len(found) < len(jobs):
+                for many in (1, 300, 7, 129, 500):
+                    claims = await store.claim(["default"], TASKS, many, 60.0, "w")
+                    found += [claim.job.id for claim in claims]
+        assert sorted(found) == sorted(each.id for each in jobs)
+        plain = {each.id for each in inline}
+        inline.sort(key=lambda each: -each.priority)
+        assert [id_ for id_ in found if id_ in plain] == [each.id for each in inline]
 
 
 @pytest.mark.parametrize("how", ["claim", "idle"])

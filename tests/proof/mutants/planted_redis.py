@@ -19,8 +19,15 @@ REDIS_BUGS = (
     Bug(
         "Redis: no receipt check",
         f"{REDIS}/lua/settle.lua",
-        "  if S and S.st == 'r' and S.v == ARGV[first + 1] then\n",
-        "  if S and S.st == 'r' then\n",
+        "  elseif S and S.st == 'r' and S.v == ARGV[first + 1] then\n",
+        "  elseif S and S.st == 'r' then\n",
+        conformance("settle"),
+    ),
+    Bug(
+        "Redis: no receipt check for what is usual",
+        f"{REDIS}/lua/settle.lua",
+        "  if sub(text, own + 1, by - 1) ~= receipt then return false end\n",
+        "",
         conformance("settle"),
     ),
     Bug(

@@ -35,6 +35,13 @@ _HEADER = Struct(">IddddH")
 _STATE = Struct(">cBIIIddddB")
 _fence = Struct(">30xd").unpack_from
 
+# The same in the pieces that the usual claim is made of: without anything more behind the line, a
+# payload alone in its body, and a state that ends with neither failure nor progress.
+_SIZES = Struct(">I8xd16xH").unpack_from
+_KIND_OF, _KIND_OF_SIZE = Struct(">ddH").unpack_from, 18
+_BEGUN = Struct(">2xIIId8xdd").unpack_from
+_KIND, _PLAIN, _ALONE, _NOTHING = 20, 42, 0x91, bytes(8)
+
 _DEFAULT = Job(id="")
 _NAMES = ("codec", "timeout", "max_attempts", "headers")
 _DEFAULTS = tuple(getattr(_DEFAULT, name) for name in _NAMES)
@@ -125,8 +132,35 @@ def _job(id: bytes | str, stored: bytes, state: Mapping[str, Any]) -> Job:
 def claim_from(id: bytes, stored: bytes, state: bytes) -> Claim:
     """The claim on a job that runs."""
     at = _STATE.size + state[_STATE.size - 1]
-    receipt = state[at + 1 : at + 1 + state[at]].decode()
-    return Claim(_job(id, stored, _state(state)), bytes.fromhex(receipt), int(_fence(state)[0]))
+    end = at + 1 + state[at]
+    receipt = bytes.fromhex(state[at + 1 : end].decode())
+    size, created, long = _SIZES(stored)
+    if size != _PLAIN + long or stored[size] != _ALONE or state[1] or not state.endswith(_NOTHING):
+        return Claim(_job(id, stored, _state(state)), receipt, int(_fence(state)[0]))
+    # What is usual takes half of that: nothing but a payload, neither failures nor flags.
+    attempt, failures, crashes, began, fence, due = _BEGUN(state)
+    queue, task, keep, max_crashes = _kind(stored[_KIND:size])
+    job = Job(
+        id=id.decode(), queue=queue, task=task, payload=_unpack(stored[size:])[0],
+        created_at=created, keep=keep, max_crashes=max_crashes, status=Status.RUNNING,
+        attempt=attempt, failures=failures, crashes=crashes, started_at=began,
+        run_at=due if due >= 0 else None, worker=_name(state[end + 2 : -len(_NOTHING)]),
+    )  # fmt: skip
+    return Claim(job, receipt, int(fence))
+
+
+@lru_cache(maxsize=1024)
+def _kind(text: bytes) -> tuple[str, str | None, float | None, int | None]:
+    """What jobs that are alike share of their plain headers."""
+    keep, max_crashes, long = _KIND_OF(text)
+    queue, _, task = text[_KIND_OF_SIZE : _KIND_OF_SIZE + long].decode().partition("/")
+    return (
+        queue, task or None, None if keep < 0 else keep,
+        None if max_crashes < 0 else int(max_crashes),
+    )  # fmt: skip
+
+
+_name = lru_cache(maxsize=64)(bytes.decode)
 
 
 def _special(more: Sequence[Any]) -> dict[str, Any]:

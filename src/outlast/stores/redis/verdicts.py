@@ -18,14 +18,19 @@ __all__ = ["lost_from", "settle_args"]
 
 
 def settle_args(verdicts: Sequence[Verdict], again: bool) -> list[Arg]:
-    args: list[Arg] = [int(again), len(verdicts)]
+    args: list[Arg] = []
+    kinds: dict[tuple[str, str | None, float | None], int] = {}
     followers: list[Job] = []
     after: list[int] = []
     for n, verdict in enumerate(verdicts, 1):
         marks = "s" if verdict.started else ""
         failure = verdict.failure
         text: bytes = b""
+        job = verdict.claim.job
+        kind = 0
         if verdict.kind == "done":
+            if job.lane is None and job.key is None and job.keep != 0 and verdict.started:
+                kind = kinds.setdefault((job.queue, job.task, job.keep), len(kinds) + 1)
             if verdict.result is not None:
                 marks += "r"
                 text = verdict.result
@@ -37,12 +42,16 @@ def settle_args(verdicts: Sequence[Verdict], again: bool) -> list[Arg]:
             text = verdict.event.encode()
         what = "back" if verdict.kind == "give_back" else verdict.kind
         args += (
-            verdict.claim.job.id, verdict.claim.receipt.hex(), what, marks, repr(verdict.delay),
-            text,
+            job.id, verdict.claim.receipt.hex(), what, marks,
+            kind if verdict.kind == "done" else repr(verdict.delay), text,
         )  # fmt: skip
         followers += verdict.then
         after += [n] * len(verdict.then)
-    return args + listed_jobs(followers, after)
+    head: list[Arg] = [int(again), len(kinds)]
+    for queue, task, keep in kinds:
+        line = queue if task is None else f"{queue}/{task}"
+        head += (line, "-1" if keep is None else repr(float(keep)))
+    return [*head, len(verdicts), *args, *listed_jobs(followers, after)]
 
 
 def lost_from(raw: Sequence[int], verdicts: Sequence[Verdict]) -> list[Lost]:

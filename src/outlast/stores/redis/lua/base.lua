@@ -177,13 +177,12 @@ local function place_of(id, H, S)
   return group_of(H) .. '\1' .. seq .. id
 end
 
--- What a place says: its group, whether it had a due time, its seq, its id; and all but the id.
+-- What a place says: its group, whether it had a due time, its seq, its id.
 local function read_place(place)
   local at = find(place, '%z[%z\1]', 2)
   local timed = byte(place, at + 1) == 0
   local seq = at + (timed and 10 or 2)
-  return sub(place, 1, at), timed, struct.unpack('>I8', sub(place, seq, seq + 7)),
-    sub(place, seq + 8), sub(place, 1, seq + 7)
+  return sub(place, 1, at), timed, struct.unpack('>I8', place, seq), sub(place, seq + 8)
 end
 
 local function newest_place(group, seq, id)

@@ -9,6 +9,7 @@ if call('HEXISTS', P .. 'm', 'left') == 1 then return {0} end -- all of it goes 
 local limit, lease, worker, token = tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5], ARGV[6]
 local newest, again, many = ARGV[7] == '1', ARGV[8], tonumber(ARGV[9])
 local answer, claimed, leases, taken = {0}, {}, {}, {}
+local till = string.format('%.17g', mono + lease)
 local steps = 0
 
 despite_full_memory()
@@ -30,18 +31,40 @@ if again ~= '' then
   if held[1] ~= '0' or limit <= 0 then return answer end
 end
 
--- The places of a line in the order asked for, without removing any.
+-- The heads of a line in the order asked for, without removing any: each a place, and the job there
+-- with its state. Those are read a few at a time: never many more than are going to be claimed.
 
-local function oldest_of(line)
-  local chunk, at, from = {}, 0, 0
+local function head(line, place)
+  local group, timed, seq, id = read_place(place)
+  return {place = place, group = group, seq = seq, id = id, timed = timed, line = line}
+end
+
+local function oldest_of(line, alone)
+  local chunk, at, from, ahead, heads, last = {}, 0, 0, alone and 128 or 1, {}, 0
+  local function read()
+    local names, first = {}, at - 1
+    last = math.min(#chunk, first + math.min(ahead, limit - #claimed))
+    heads, ahead = {}, math.min(ahead * 2, 128)
+    for n = at, last do
+      local each = head(line, chunk[n])
+      heads[n] = each
+      names[2 * (n - first) - 1] = P .. 'j' .. each.id
+      names[2 * (n - first)] = P .. 's' .. each.id
+    end
+    local texts = call('MGET', unpack(names))
+    for n = at, last do
+      heads[n].text, heads[n].known = texts[2 * (n - first) - 1], texts[2 * (n - first)]
+    end
+  end
   return function()
     at = at + 1
     if at > #chunk then
       local size = math.min(limit + 1, 128)
-      chunk = call('ZRANGE', P .. 'q' .. line, from, from + size - 1)
-      from, at = from + #chunk, 1
+      chunk = call('ZRANGE', P .. 'q' .. line.name, from, from + size - 1)
+      from, at, last, heads = from + #chunk, 1, 0, {}
     end
-    return chunk[at]
+    if at > last and at <= #chunk and #claimed < limit then read() end
+    return heads[at]
   end
 end
 
@@ -49,28 +72,31 @@ end
 -- in `b`. Each one is removed before the next is asked for.
 local function newest_of(line)
   return function()
-    local first = call('ZRANGE', P .. 'q' .. line, 0, 0)[1]
+    local first = call('ZRANGE', P .. 'q' .. line.name, 0, 0)[1]
     if not first then return nil end
     local group = read_place(first)
-    local plain = call('ZREVRANGEBYLEX', P .. 'q' .. line, '(' .. group .. '\2', '[' .. group .. '\1',
+    local plain = call('ZREVRANGEBYLEX', P .. 'q' .. line.name, '(' .. group .. '\2', '[' .. group .. '\1',
       'LIMIT', 0, 1)[1]
-    local timed = call('ZRANGEBYLEX', P .. 'b' .. line, '[' .. group, '+', 'LIMIT', 0, 1)[1]
+    local timed = call('ZRANGEBYLEX', P .. 'b' .. line.name, '[' .. group, '+', 'LIMIT', 0, 1)[1]
     if timed and sub(timed, 1, #group) == group then
       local seq = 9007199254740991 - struct.unpack('>I8', sub(timed, #group + 1, #group + 8))
       local plain_seq = plain and select(3, read_place(plain)) or -1
       if seq > plain_seq then
         local id = sub(timed, #group + 9)
-        return place_of(id, header(id), state(id))
+        plain = place_of(id, header(id), state(id))
       end
     end
-    return plain
+    if not plain then return nil end
+    local found = head(line, plain)
+    found.text, found.known = call('GET', P .. 'j' .. found.id), call('GET', P .. 's' .. found.id)
+    return found
   end
 end
 
 -- Lua compares strings as the server's language sorts them; here bytes count.
 local function precedes(a, b)
   if a.group ~= b.group or not newest then
-    local x, y = a.key, b.key
+    local x, y = a.place, b.place
     for n = 1, math.min(#x, #y) do
       local p, q = byte(x, n), byte(y, n)
       if p ~= q then return p < q end
@@ -78,13 +104,6 @@ local function precedes(a, b)
     return #x < #y
   end
   return a.seq > b.seq
-end
-
-local function head(line)
-  local place = line.next()
-  if not place then return nil end
-  local group, timed, seq, id, key = read_place(place)
-  return {place = place, group = group, seq = seq, id = id, key = key, timed = timed, line = line}
 end
 
 -- A fence is the server's time in microseconds, or one more than the last: so it grows although a
@@ -101,10 +120,25 @@ local function start(id, H, S)
   if H[10] then call('HSET', P .. 'h', H[10], id) end
   if expiry_of(H, S) then call('ZREM', P .. 'x', id) end
   save(id, S)
-  leases[#leases + 1] = mono + lease
+  leases[#leases + 1] = till
   leases[#leases + 1] = id
   claimed[#claimed + 1] = id
   room(queue_of(line))
+end
+
+-- What is usual takes a tenth of that: a job that was never claimed, and has nothing but a body. Its
+-- header ends with the line, and its state differs from that of others in fence and receipt alone.
+local BEGUN = struct.pack('>c1BI4I4I4dd', 'r', 0, 1, 0, 0, now, -1)
+local HELD, BY = struct.pack('>dBB', -1, 0, 32), struct.pack('>I2c0I4I4', #worker, worker, 0, 0)
+
+local function plain_head(line) return struct.pack('>I4', 42 + #line) end
+
+local function start_plain(id)
+  fence = fence + 1
+  saved[id] = BEGUN .. struct.pack('>d', fence) .. HELD .. receipt(id) .. BY
+  leases[#leases + 1] = till
+  leases[#leases + 1] = id
+  claimed[#claimed + 1] = id
 end
 
 for _, id in ipairs(call('ZRANGEBYSCORE', P .. 'x', '-inf', now, 'LIMIT', 0, STEPS)) do
@@ -118,8 +152,9 @@ for n = 1, many do
   if call('SISMEMBER', P .. 'p', queue) == 0 then
     local came, rest = promote(line, left)
     left, more = left - came, more or rest
-    local of = {name = line, next = newest and newest_of(line) or oldest_of(line)}
-    of.head = head(of)
+    local of = {name = line, plain = 0, size = plain_head(line)}
+    of.next = newest and newest_of(of) or oldest_of(of, many == 1)
+    of.head = of.next()
     if of.head then lines[#lines + 1] = of end
   end
 end
@@ -147,12 +182,19 @@ while #claimed < limit do
   steps = steps + 1
   if steps > limit + STEPS then more = true; break end
   local at = line.head
-  local text = call('GET', P .. 'j' .. at.id)
+  local text = at.text
   if not text then
     dropped[#dropped + 1] = {'gone', at}
     if newest then withdraw(line.name, at.place) end
+  elseif not at.known and sub(text, 1, 4) == line.size then
+    line.plain = line.plain + 1
+    drop(line.name, at)
+    start_plain(at.id)
+    answer[#answer + 1] = at.id
+    answer[#answer + 1] = text
+    answer[#answer + 1] = saved[at.id]
   else
-    local H, S = unsealed(text), state(at.id)
+    local H, S = unsealed(text), at.known and unpacked(at.known) or {st = 'q', a = 0}
     local expiry, holder = expiry_of(H, S), H[10] and call('HGET', P .. 'h', H[10])
     if expiry and expiry <= now then
       if newest then end_waiting(at.id, H, S, EXPIRED) else dropped[#dropped + 1] = {'old', at, H, S} end
@@ -166,9 +208,16 @@ while #claimed < limit do
       answer[#answer + 1] = saved[at.id]
     end
   end
-  line.head = head(line)
+  line.head = line.next()
 end
 
+for _, line in ipairs(lines) do
+  if line.plain > 0 then
+    count(line.name, 'q', -line.plain)
+    count(line.name, 'r', line.plain)
+    room(queue_of(line.name))
+  end
+end
 for line, of in pairs(taken) do
   each_chunk(of.places, 500, function(list, i, j) call('ZREM', P .. 'q' .. line, unpack(list, i, j)) end)
   each_chunk(of.timed, 500, function(list, i, j) call('ZREM', P .. 'b' .. line, unpack(list, i, j)) end)
