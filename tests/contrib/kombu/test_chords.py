@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from celery import Celery
 from celery.app.task import Context
 from tests.contrib.kombu.store import look
+
+from outlast.contrib.kombu import results
+from outlast.errors import StoreUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -90,6 +94,38 @@ def test_one_that_runs_again_when_its_worker_died_at_the_end_of_all_changes_noth
         chord.end(id_)
     assert chord.bodies() == 1
     assert chord.app.AsyncResult("body").state == "PENDING"
+
+
+def test_an_end_waits_for_a_store_that_is_away(
+    chord: Chord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Celery would acknowledge the task, and its result and the chord would be lost."""
+    monkeypatch.setattr(results, "PAUSE", 0.0)
+    asked: Counter[str] = Counter()
+
+    class Away:
+        """Answers every third time."""
+
+        def __init__(self, shelf: Any) -> None:
+            self._shelf = shelf
+
+        def __getattr__(self, name: str) -> Any:
+            asked[name] += 1
+            if asked[name] % 3:
+                raise StoreUnavailable("away")
+            return getattr(self._shelf, name)
+
+    kind = type(chord.app.backend)
+    with monkeypatch.context() as patch:
+        own = kind._shelf
+        patch.setattr(kind, "_shelf", property(lambda self: Away(own.fget(self))))
+        for id_ in IDS:
+            chord.end(id_)
+        assert asked.keys() == {"get", "put", "count", "drop", "keep"}
+        with pytest.raises(StoreUnavailable):
+            chord.app.AsyncResult("a").get()
+    assert chord.bodies() == 1
+    assert [chord.app.AsyncResult(id_).get(timeout=60) for id_ in IDS] == [0, 1, 2]
 
 
 def test_the_last_one_is_still_the_last_when_its_worker_died_over_it(

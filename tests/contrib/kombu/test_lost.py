@@ -95,23 +95,30 @@ def test_what_was_acknowledged_while_the_store_is_away_is_stored_when_it_is_back
 
 
 @pytest.mark.needs("servers")
-def test_a_server_that_is_restarted_has_no_task_run_twice(tmp_path: Path) -> None:
+def test_a_server_that_is_restarted_has_no_task_run_twice_and_no_result_lost(
+    tmp_path: Path,
+) -> None:
     server = PostgresServer()
     server.start()
     rig = Rig(tmp_path, f"outlast+{server.url()}")
+    rig.backend = rig.broker
     try:
         rig.worker("-c", "2", "-P", "threads")
-        rig.send("hold", 1, rig.gate)
-        until(lambda: rig.starts() == [1], PATIENCE, "it runs")
+        gate = tmp_path / "another gate"
+        sent = [rig.send("hold", 1, rig.gate), rig.send("hold", 2, str(gate))]
+        until(lambda: sorted(rig.starts()) == [1, 2], PATIENCE, "both run")
         server.stop()
         until(lambda: "Connection to broker lost" in rig.text(), PATIENCE, "it is heard")
-        server.start()
-        rig.send("note", 2)
+        gate.touch()
         rig.wait_for(2)
+        until(lambda: "waits to be stored" in rig.text(), PATIENCE, "its result has to wait")
+        server.start()
+        sent.append(rig.send("note", 3))
+        rig.wait_for(3)
         rig.open_gate()
-        rig.wait_for(1)
-        until(lambda: look(rig)[0].live == 0, PATIENCE, "both are acknowledged")
-        assert rig.starts() == [1]
+        assert [each.get(timeout=PATIENCE) for each in sent] == [1, 2, 3]
+        until(lambda: look(rig)[0].live == 0, PATIENCE, "all are acknowledged")
+        assert sorted(rig.starts()) == [1, 2]
         assert "Traceback" not in rig.text()
     finally:
         rig.close()
