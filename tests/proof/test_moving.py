@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
+import shutil
 import signal
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -60,6 +61,10 @@ class Places:
         self._kinds = kinds.split("-")
         self._number = number
 
+    def files(self) -> list[Path]:
+        names = zip(self._kinds, ("from.db", "to.db"), strict=True)
+        return [self.folder / name for kind, name in names if kind == "sqlite"]
+
     def store(self, which: int, vfs: str | None = None) -> Any:
         """From here, or to there; not open yet."""
         kind = self._kinds[which]
@@ -110,6 +115,18 @@ async def run_a_few(places: Places, limit: int) -> None:
     assert not (here and there), f"runnable in both: {here} and {there}"
     with open(places.folder / "ran", "a") as file:
         file.writelines(f"{each}\n" for each in (*here, *there))
+
+
+async def finish(places: Places) -> None:
+    """The move goes on to its end, and all that is left is run; files are looked through."""
+    await move_once(places)
+    await run_a_few(places, REST)
+    for path in places.files():
+        connection = apsw.Connection(str(path))
+        try:
+            assert verify(connection) == []
+        finally:
+            connection.close()
 
 
 async def move_once(places: Places, vfs: str | None = None, killer: Killer | None = None) -> None:
@@ -167,24 +184,14 @@ def in_loop(work: Any, *args: Any) -> None:
     in_child(lambda: asyncio.run(work(*args)), 120.0)
 
 
-def look_through(folder: Path) -> None:
-    for name in ("from.db", "to.db"):
-        connection = apsw.Connection(str(folder / name))
-        try:
-            assert verify(connection) == []
-        finally:
-            connection.close()
-
-
 def kill_and_judge(body: Any, places: Places, nth: int, again: int) -> bool:
-    """Killed at the n-th, and once more on the way; whether the first came to its end."""
-    in_loop(fill, places)
+    """Filled places; a move killed at the n-th, and once more on the way; whether the first came
+    to its end."""
     ended = live(body, places, nth)
     in_loop(run_a_few, places, 2)
     live(body, places, again)
     in_loop(run_a_few, places, 2)
-    in_loop(move_once, places)
-    in_loop(run_a_few, places, REST)
+    in_loop(finish, places)
     ran = (places.folder / "ran").read_text().split()
     wanted = [f"item-{n:02}" for n in range(JOBS)] + [f"task-{n}" for n in range(3)]
     assert sorted(ran) == wanted, f"killed at {nth}, then {again}"
@@ -194,13 +201,15 @@ def kill_and_judge(body: Any, places: Places, nth: int, again: int) -> bool:
 
 @pytest.mark.timeout(600)
 def test_killed_at_each_write(tmp_path: Path) -> None:
+    filled = tmp_path / "filled"
+    filled.mkdir()
+    in_loop(fill, Places(filled))
     nth, ended, killed = 0, False, 0
     while not ended:
         nth += 4
         folder = tmp_path / str(nth)
-        folder.mkdir()
+        shutil.copytree(filled, folder)
         ended = kill_and_judge(life, Places(folder), nth, 11 + nth % 17)
-        in_child(partial(look_through, folder), 120.0)
         killed += not ended
     assert killed >= 10
 
@@ -218,5 +227,6 @@ def test_killed_at_calls_of_servers(kinds: str, tmp_path: Path) -> None:
         folder = tmp_path / str(nth)
         folder.mkdir()
         places = Places(folder, kinds, next(_numbers))
+        in_loop(fill, places)
         killed += not kill_and_judge(life_by_calls, places, nth, 5 + n)
     assert killed >= 2
