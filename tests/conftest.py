@@ -10,14 +10,15 @@ import subprocess
 import sys
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
+T = TypeVar("T")
 
 # How long an example takes, or to be thought of, says nothing on a machine that others use too.
 settings.register_profile(
@@ -93,6 +94,35 @@ def pytest_configure() -> None:
     """Started in the background of a shell, it ignores SIGINT, and so would all that it starts."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What may take long comes first in the share of each process, the many quick ones last.
+
+    pytest-xdist gives each an equal number in a row, and lets those who are done take from the
+    ends of the others' rows: a long one there would be waited for by all in the end.
+    """
+    processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    if processes > 1:
+        items[:] = in_shares(items, [is_long(item) for item in items], processes)
+
+
+def is_long(item: pytest.Item) -> bool:
+    """Of the rigs, whose tests share no servers with their neighbours."""
+    limit = item.get_closest_marker("timeout")
+    return item.nodeid.startswith("tests/proof/") and limit is not None and limit.args[0] >= 240
+
+
+def in_shares(items: Sequence[T], long: Sequence[bool], shares: int) -> list[T]:
+    """Equal numbers of both kinds for each share, the long ones first; else in their order."""
+    first = [item for item, is_so in zip(items, long, strict=True) if is_so]
+    rest = [item for item, is_so in zip(items, long, strict=True) if not is_so]
+    found: list[T] = []
+    for n in range(shares):
+        found += first[n::shares]
+        found += rest[len(rest) * n // shares : len(rest) * (n + 1) // shares]
+    return found
 
 
 @cache

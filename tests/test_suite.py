@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.conftest import in_shares
 
 ROOT = Path(__file__).parent.parent
 
@@ -43,6 +44,13 @@ def test_what_is_required_fails_when_missing(
     )
     assert outcome in done.stdout, done.stdout + done.stderr
     assert ("OUTLAST_PY313 names no Python 3.13" in done.stdout) is not there
+
+
+def test_each_process_begins_with_its_share_of_what_takes_long() -> None:
+    items = list("aBcdeFgHijK")
+    shares = in_shares(items, [item.isupper() for item in items], 3)
+    assert "".join(shares) == "BKac" + "Fde" + "Hgij"
+    assert in_shares(items, [False] * len(items), 3) == items
 
 
 def test_the_search_for_python_313_finds_one_with_its_tests_or_says_no() -> None:
