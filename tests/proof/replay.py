@@ -170,11 +170,12 @@ def replay(
     durability: Durability = Durability.POWER,
     bad_sync: int = 0,
     budget: float = 3600.0,
+    to_the_end: bool = True,
 ) -> Replayed:
     """Judge the images of every prefix in every mode, or of as many prefixes as make ``replays``.
 
     With time left, the modes that are drawn by lot go round again. One in ``drain_each`` images is
-    run dry as well.
+    run dry as well. Unless ``to_the_end``, the first that breaks a promise is the last.
     """
     total = Replayed(acts=",".join(acts), seed=seed)
     began = time.monotonic()
@@ -185,6 +186,8 @@ def replay(
         total.acknowledged = sum(event.kind == "ok" for event in tape.events)
         for point, mode, files in _drawn(_within(tape.ops, made), replays, modes, dice):
             if time.monotonic() - began > budget or total.replays >= replays:
+                break
+            if total.broken and not to_the_end:
                 break
             lay_out(files, image)
             told = [event for event in tape.events if event.at <= point]

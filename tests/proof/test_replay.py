@@ -32,10 +32,10 @@ LIVES = {
 @pytest.mark.timeout(360)
 @pytest.mark.parametrize("life", LIVES)
 def test_a_power_cut_after_any_operation_loses_nothing(life: str) -> None:
-    total = replay(LIVES[life], seed=1, replays=520)
+    total = replay(LIVES[life], seed=1, replays=520, to_the_end=False)
+    assert total.broken == {}, total.stories
     assert total.replays >= 500
     assert total.acknowledged > 0
-    assert total.broken == {}, total.stories
 
 
 @pytest.mark.timeout(360)

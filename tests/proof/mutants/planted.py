@@ -241,10 +241,7 @@ STORE_BUGS = (
         WRITER,
         "        if now < self._room_until:",
         "        if now >= 0:",
-        (
-            f"{FAULTS}::test_s4_on_a_full_disk_new_work_is_refused_and_all_that_was_accepted_is"
-            "_settled",
-        ),
+        ("tests/stores/test_sqlite_full_disk.py::test_only_what_is_new_is_refused",),
     ),
     Bug(
         "a failed commit is called certain",
