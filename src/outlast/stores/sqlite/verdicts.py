@@ -63,10 +63,10 @@ _TO_CANCEL = (
 _HOLDS = "SELECT 1 FROM jobs WHERE seq = ? AND receipt = ? AND state = 3"
 
 
+_RECEIPT = 24
+"""Bytes of a receipt: a token, and the number of a row."""
 _MANY = 8
 """Jobs of one claim that ended alike, from which on one list of numbers is the faster way."""
-
-from_bytes = int.from_bytes
 
 
 def settle(moves: Moves, verdicts: Sequence[Verdict]) -> list[Lost]:
@@ -75,7 +75,7 @@ def settle(moves: Moves, verdicts: Sequence[Verdict]) -> list[Lost]:
     if moves.careful:
         verdicts = _held(moves, verdicts, lost)
     batch = _Batch(moves)
-    for verdict in batch.sort_items(verdicts):
+    for verdict in batch.sort_usual(verdicts):
         batch.sort(verdict)
     batch.write()
     return lost
@@ -114,63 +114,68 @@ class _Batch:
         self.counts: dict[tuple[str, str | None], int] = {}
         self.leaving: dict[tuple[str, str | None], int] = {}
 
-    def sort_items(self, verdicts: Sequence[Verdict]) -> list[Verdict]:
-        """Items of queues that are done, nearly all of which were claimed together; the others."""
+    def sort_usual(self, verdicts: Sequence[Verdict]) -> list[Verdict]:
+        """What is done and leaves nothing else to do, run by run of what ended alike; the others.
+
+        Nearly all of what a worker or a queue brings was claimed together and ended alike.
+        """
         rest: list[Verdict] = []
-        runs: list[tuple[bytes, str, list[bytes]]] = []
-        token, queue = b"", ""
+        runs: list[tuple[Job, bytes, bytes | None, list[bytes]]] = []
+        queue, task, keep, result, token = "", None, None, None, b""
         same: list[bytes] = []
         for verdict in verdicts:
             claim = verdict.claim
-            job = claim.job
+            job, receipt = claim.job, claim.receipt
             if (
-                job.task is not None
-                or verdict.kind != "done"
-                or job.keep != 0
+                verdict.kind != "done"
                 or job.key is not None
                 or job.lane is not None
                 or verdict.then
+                or (job.keep == 0 and job.task is not None)  # it may have left steps
+                or len(receipt) != _RECEIPT  # none of ours
             ):
                 rest.append(verdict)
                 continue
-            receipt = claim.receipt
-            if job.queue != queue or not receipt.startswith(token) or not same:
-                token, queue, same = receipt[:16], job.queue, []
-                runs.append((token, queue, same))
+            if (
+                not same
+                or job.queue != queue
+                or job.task != task
+                or job.keep != keep
+                or verdict.result != result
+                or not receipt.startswith(token)
+            ):
+                queue, task, keep, result = job.queue, job.task, job.keep, verdict.result
+                token, same = receipt[:16], []
+                runs.append((job, token, result, same))
             same.append(receipt)
-        for token, queue, same in runs:
+        for job, token, result, same in runs:
             # Two halves of a token and the number of a row, each.
-            self.left.setdefault(token, []).extend(
-                unpack(f">{3 * len(same)}Q", b"".join(same))[2::3]
-            )
-            self.leaving[queue, None] = self.leaving.get((queue, None), 0) + len(same)
+            seqs = unpack(f">{3 * len(same)}Q", b"".join(same))[2::3]
+            self._list_done(job, token, result).extend(seqs)
+            counts = self.leaving if job.keep == 0 else self.counts
+            counts[job.queue, job.task] = counts.get((job.queue, job.task), 0) + len(same)
         return rest
 
+    def _list_done(self, job: Job, token: bytes, result: bytes | None) -> list[int]:
+        """The list of rows that end as this one, which is done, does."""
+        keep = job.keep
+        if keep == 0:
+            return self.left.setdefault(token, [])
+        kind = (token, result, None if keep is None else self.now + keep)
+        return self.alike.setdefault(kind, [])
+
     def sort(self, verdict: Verdict) -> None:
+        """One that is not usual."""
         claim = verdict.claim
         job, receipt = claim.job, claim.receipt
-        seq, token = from_bytes(receipt[16:], "big"), receipt[:16]
+        seq, token = sequence(receipt), receipt[:16]
         if verdict.then:
             self.then.extend(verdict.then)
         if verdict.kind == "done":
-            keep = job.keep
-            if keep == 0:
-                if job.task is not None:
-                    forget_of(self.moves, job.id)
-                same, counts = self.left.get(token), self.leaving
-                if same is None:
-                    same = self.left[token] = []
-            else:
-                kind = (token, verdict.result, None if keep is None else self.now + keep)
-                same, counts = self.alike.get(kind), self.counts
-                if same is None:
-                    same = self.alike[kind] = []
-            same.append(seq)
-            if job.key is None and job.lane is None:
-                name = (job.queue, job.task)
-                counts[name] = counts.get(name, 0) + 1
-            else:
-                self._leave(job, DONE)
+            if job.keep == 0 and job.task is not None:
+                forget_of(self.moves, job.id)
+            self._list_done(job, token, verdict.result).append(seq)
+            self._leave(job, DONE)
         elif verdict.kind in ("dead", "cancelled"):
             self._end(verdict, seq, token)
         else:
