@@ -101,8 +101,8 @@ STORE_BUGS = (
     Bug(
         "receipts of zeros",
         CLAIMS,
-        "    token = chance.token()\n",
-        "    token = bytes(16)\n",
+        "        token = chance.token()\n",
+        "        token = bytes(16)\n",
         conformance("claim_order"),
     ),
     Bug(
@@ -253,9 +253,23 @@ STORE_BUGS = (
     Bug(
         "a paused queue is served",
         CLAIMS,
-        '    " AND queue NOT IN (SELECT queue FROM pauses WHERE space = ?1)"\n',
-        "",
+        "        if queue in queues and queue not in resting and task in tasks:",
+        "        if queue in queues and task in tasks:",
         conformance("pause"),
+    ),
+    Bug(
+        "what starts as it is added passes what is due",
+        CLAIMS,
+        "    if due or expired or not epoch or",
+        "    if expired or not epoch or",
+        ("tests/stores/test_sqlite_claim_next.py",),
+    ),
+    Bug(
+        "what starts as it is added has no lease",
+        CLAIMS,
+        "    taken = (token, moves.clock.monotonic() + lease, worker)\n    seqs",
+        "    taken = (token, moves.clock.monotonic(), worker)\n    seqs",
+        ("tests/stores/test_sqlite_claim_next.py",),
     ),
     Bug(
         "a cancel asked for is forgotten",

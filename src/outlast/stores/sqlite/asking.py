@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from outlast.errors import StoreError
 from outlast.stores.news import WORK
-from outlast.stores.sqlite.claims import claim
+from outlast.stores.sqlite.claims import claim, start
 from outlast.stores.sqlite.ledger import Reads
 from outlast.stores.sqlite.op import Op
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from outlast.chance import Chance
     from outlast.clock import Clock
-    from outlast.job import Claim
+    from outlast.job import Claim, Job
     from outlast.stores.news import News
     from outlast.stores.sqlite.moves import Moves
     from outlast.stores.sqlite.reader import Reader
@@ -51,6 +51,13 @@ def claim_op(
             news.look(WORK, seen)
         return found
 
+    def started(
+        moves: Moves, model: Job, ids: Sequence[str], payloads: Sequence[bytes]
+    ) -> Sequence[Claim] | None:
+        nonlocal seen, short
+        seen, short = news.count(WORK, queues), len(ids) < limit
+        return start(moves, chance, model, ids, payloads, queues, tasks, limit, lease, worker)
+
     def landed(told: int) -> None:
         if short:
             # What the other calls of its transaction have brought, it has seen.
@@ -59,6 +66,7 @@ def claim_op(
     op = Op(run, False, limit)
     if patient:
         op.idle, op.landed = partial(news.is_seen, WORK, queues), landed
+        op.start = started
     return op
 
 

@@ -43,6 +43,10 @@ _RECOUNT = (
 _QUEUED = "SELECT ifnull(sum(ready + delayed), 0) FROM lines WHERE space = ? AND queue = ?"
 _KNOWN_IDS = "SELECT id, crc FROM jobs WHERE space = ? AND id IN (SELECT value FROM json_each(?))"
 _ALIKE = "INSERT INTO jobs (id, payload, crc, space, line, created_at, opts, state) VALUES"
+_STARTED = (
+    "INSERT INTO jobs (id, payload, crc, space, line, created_at, opts, state,"
+    " started_at, attempt, receipt, lease, worker) VALUES"
+)
 _ANY = (
     "INSERT INTO jobs (id, space, line, state, payload, crc, created_at, opts,"
     " priority, rank, due, key, lane, expires_at) VALUES"
@@ -208,6 +212,17 @@ class Moves:
             delta = self._deltas[line] = [0] * 6
         delta[_COLUMN[state]] += by
 
+    def growing(self) -> list[int]:
+        """Lines in which more is ready than was counted when last written down.
+
+        Without those that there aren't: a job whose bits have flipped may name any.
+        """
+        grown = [line for line, delta in self._deltas.items() if delta[0] > 0]
+        for line in grown:
+            if line not in self.names:
+                self._learn(_NAMED, line)
+        return [line for line in grown if line in self.names]
+
     def moved(self, line: int, before: int, after: int, by: int = 1) -> None:
         self.count(line, before, -by)
         self.count(line, after, by)
@@ -244,10 +259,25 @@ class Moves:
 
     def add_alike(self, model: Job, ids: Sequence[str], payloads: Sequence[bytes]) -> list[Added]:
         """The usual batch, with nothing to look up first: see ``Op.model``."""
-        if self._insert_alike(model, ids, payloads) != len(ids):
-            raise Careful
+        self._insert_alike(model, ids, payloads, self.clock.now())
         self.tell(WORK)
         return list(map(Added, ids))
+
+    def add_started(
+        self,
+        model: Job,
+        ids: Sequence[str],
+        payloads: Sequence[bytes],
+        now: float,
+        taken: tuple[bytes, float, str],
+    ) -> Sequence[int]:
+        """The same for jobs in a worker's hands: see ``claims.start``. The numbers of the rows.
+
+        It is no news to anybody: nothing is left to be claimed.
+        """
+        self._insert_alike(model, ids, payloads, now, taken)
+        last = self.connection.last_insert_rowid()
+        return range(last - len(ids) + 1, last + 1)
 
     def add_following(self, jobs: Sequence[Job]) -> None:
         """The ``then`` of verdicts: where a key is taken, the job that holds it stands."""
@@ -322,25 +352,39 @@ class Moves:
             else:
                 known[job.id] = mark
 
-    def _insert_alike(self, model: Job, ids: Sequence[str], payloads: Sequence[bytes]) -> int:
-        """The rows of jobs that differ in nothing but id and payload; how many were new."""
+    def _insert_alike(
+        self,
+        model: Job,
+        ids: Sequence[str],
+        payloads: Sequence[bytes],
+        now: float,
+        taken: tuple[bytes, float, str] | tuple[()] = (),
+    ) -> None:
+        """The rows of jobs that differ in nothing but id and payload. ``Careful`` if one is known.
+
+        ``taken``: receipt, lease and worker, if they are claimed already.
+        """
         opts = opts_of(model)
         line = self.line(model.queue, model.task)
-        self.count(line, READY, len(ids))
-        shared = [self.space, line, self.clock.now(), opts]
+        started = bool(taken)
+        self.count(line, RUNNING if started else READY, len(ids))
+        shared = [self.space, line, now, opts, *taken]
         if len(ids) == 1:
             alone = (ids[0], payloads[0], crc(line, ids[0], payloads[0], opts))
-            self.connection.execute(_alike(1), (*shared, *alone))
-            return self.connection.changes()
-        rows = zip(ids, payloads, crcs(line, ids, payloads, opts), strict=True)
-        flat: list[Any] = list(chain.from_iterable(rows))
-        inserted, at = 0, 0
-        for size in _CHUNKS:
-            while len(ids) - at >= size:
-                self.connection.execute(_alike(size), shared + flat[3 * at : 3 * (at + size)])
-                inserted += self.connection.changes()
-                at += size
-        return inserted
+            self.connection.execute(_alike(1, started), (*shared, *alone))
+            inserted = self.connection.changes()
+        else:
+            rows = zip(ids, payloads, crcs(line, ids, payloads, opts), strict=True)
+            flat: list[Any] = list(chain.from_iterable(rows))
+            inserted, at = 0, 0
+            for size in _CHUNKS:
+                while len(ids) - at >= size:
+                    values = shared + flat[3 * at : 3 * (at + size)]
+                    self.connection.execute(_alike(size, started), values)
+                    inserted += self.connection.changes()
+                    at += size
+        if inserted != len(ids):
+            raise Careful
 
     def _insert(self, jobs: Sequence[Job]) -> int:
         """Write the rows; how many were not there yet."""
@@ -424,10 +468,16 @@ class Moves:
 
 
 @cache
-def _alike(size: int) -> str:
+def _alike(size: int, started: bool) -> str:
     """Rows that share all but id, payload and checksum: fewer values to bind."""
-    rows = (f"(?{5 + 3 * n},?{6 + 3 * n},?{7 + 3 * n},?1,?2,?3,?4,1)" for n in range(size))
-    return f"{_ALIKE}{','.join(rows)}{_ONCE}"
+    head, shared, first = _ALIKE, "?1,?2,?3,?4,1", 5
+    if started:
+        head, shared, first = _STARTED, "?1,?2,?3,?4,3,?3,1,?5,?6,?7", 8
+    rows = (
+        f"(?{first + 3 * n},?{first + 1 + 3 * n},?{first + 2 + 3 * n},{shared})"
+        for n in range(size)
+    )
+    return f"{head}{','.join(rows)}{_ONCE}"
 
 
 _INFINITY = float("inf")

@@ -6,21 +6,21 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 from outlast.errors import EnqueueUncertain
-from outlast.job import Alike
+from outlast.job import Added, Alike
 from outlast.stores.replies import Reply, deliver
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Iterable, Sequence
 
-    from outlast.job import Added, Job
+    from outlast.job import Job
     from outlast.stores.sqlite.moves import Moves
 
     Single: TypeAlias = tuple[
         Job, asyncio.AbstractEventLoop, asyncio.Future[Sequence[Added]], str, bytes
     ]
 
-__all__ = ["Op", "Pile", "by_model", "by_patience", "fail", "parts_of", "pile"]
+__all__ = ["Op", "Pile", "by_patience", "fail", "merge_adds", "pile"]
 
 T = TypeVar("T")
 
@@ -32,10 +32,10 @@ class Op(Reply[T]):
     and payload and can't be refused: then they are written with those of other calls. ``idle``
     marks a call that waits until there is something to do for it, and says whether that is still
     so; ``landed`` is told the news of the transaction in which it was done, as the last of its
-    calls.
+    calls; ``start`` claims jobs as they are added, if it may: see ``claims.start``.
     """
 
-    __slots__ = ("idle", "jobs", "landed", "model", "run", "size", "synced")
+    __slots__ = ("idle", "jobs", "landed", "model", "run", "size", "start", "synced")
 
     def __init__(
         self,
@@ -55,6 +55,7 @@ class Op(Reply[T]):
         self.model = model
         self.idle: Callable[[], bool] | None = None
         self.landed: Callable[[int], None] | None = None
+        self.start: Callable[[Moves, Job, Sequence[str], Sequence[bytes]], T | None] | None = None
 
     def do(self, moves: Moves) -> T:
         """Its step of the transaction."""
@@ -126,7 +127,44 @@ def _kind(single: Single) -> tuple[int, int]:
     return id(single[0]), id(single[1])
 
 
-def by_model(
+def merge_adds(moves: Moves, group: Sequence[Op[Any]]) -> list[Op[Any]]:
+    """Write what many callers add in one statement; the calls that are still to be done.
+
+    Their order among the other calls doesn't matter: nobody has been answered yet. A claim that
+    waits for just that takes it as it is written.
+    """
+    only = group[0]
+    if only.model is not None and len(group) <= 2:
+        parts = _parts_of(group[:1])
+        if len(group) == 1:
+            only.error, only.answer = None, moves.add_alike(only.model, *parts)
+            return []
+        if _started(group[1], moves, only.model, *parts):
+            only.error, only.answer = None, list(map(Added, parts[0]))
+            return []
+    kinds, rest = _by_model(group)
+    for model, same in kinds:
+        answers = moves.add_alike(model, *_parts_of(same))
+        at = 0
+        for op in same:
+            end = at + op.size
+            op.error, op.answer, at = None, answers[at:end], end
+    return rest
+
+
+def _started(
+    claim: Op[Any], moves: Moves, model: Job, ids: Sequence[str], payloads: Sequence[bytes]
+) -> bool:
+    if claim.start is None:
+        return False
+    found = claim.start(moves, model, ids, payloads)
+    if found is None:
+        return False
+    claim.error, claim.answer = None, found
+    return True
+
+
+def _by_model(
     group: Sequence[Op[Any]],
 ) -> tuple[Iterable[tuple[Job, list[Op[Any]]]], list[Op[Any]]]:
     """The calls that add jobs of one kind, for each kind; and the others."""
@@ -145,7 +183,7 @@ def by_model(
     return kinds.values(), rest
 
 
-def parts_of(ops: Sequence[Op[Any]]) -> tuple[Sequence[str], Sequence[bytes]]:
+def _parts_of(ops: Sequence[Op[Any]]) -> tuple[Sequence[str], Sequence[bytes]]:
     """The ids and the payloads of what these calls add, in their order."""
     if len(ops) == 1 and type(ops[0].jobs) is Alike:
         return ops[0].jobs.ids, ops[0].jobs.payloads

@@ -15,7 +15,7 @@ from outlast.job import Failure, Job, Progress, Status
 from outlast.stores.sqlite.schema import CANCELLED, DEAD, DONE, HELD, RUNNING
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     import apsw
 
@@ -34,6 +34,7 @@ __all__ = [
     "listed",
     "load_failure",
     "load_opts",
+    "multiplied",
     "option",
     "opts_of",
     "parse_columns",
@@ -246,9 +247,20 @@ def alike(
             return None
     except (*DAMAGE, AttributeError):
         return None
+    return multiplied(first, ids, data, created, attempts)
+
+
+def multiplied(
+    first: Job,
+    ids: Iterable[str],
+    payloads: Iterable[bytes],
+    created: Iterable[float],
+    attempts: Iterable[int],
+) -> list[Job]:
+    """Jobs that differ from the first in nothing else."""
     return [
         replace(first, id=id_, payload=payload, created_at=at, attempt=attempt)
-        for id_, payload, at, attempt in zip(ids, data, created, attempts, strict=True)
+        for id_, payload, at, attempt in zip(ids, payloads, created, attempts, strict=False)
     ]
 
 

@@ -33,7 +33,7 @@ from outlast.stores.sqlite.forks import Gate
 from outlast.stores.sqlite.log import Log
 from outlast.stores.sqlite.mend import mend
 from outlast.stores.sqlite.moves import Careful, Moves
-from outlast.stores.sqlite.op import by_model, by_patience, fail, parts_of, pile
+from outlast.stores.sqlite.op import by_patience, fail, merge_adds, pile
 from outlast.stores.sqlite.turn import Turn
 from outlast.stores.sqlite.wake import Wake
 
@@ -301,7 +301,7 @@ class Writer:
                     self._sure_until = now + GLANCE
                 moves.begin(careful=careful)
                 done = 0
-                for op in group if careful else self._merge_adds(group):
+                for op in group if careful else merge_adds(moves, group):
                     try:
                         op.error = None
                         op.answer = op.do(moves)
@@ -337,25 +337,6 @@ class Writer:
         else:
             self._identity.look()
         self._seen_until = now + GLANCE
-
-    def _merge_adds(self, group: Sequence[Op[Any]]) -> list[Op[Any]]:
-        """Write what many callers add in one statement; the calls that are still to be done.
-
-        Their order among the other calls doesn't matter: nobody has been answered yet.
-        """
-        only = group[0]
-        if len(group) == 1 and only.model is not None:
-            only.error = None
-            only.answer = self._moves.add_alike(only.model, *parts_of(group))
-            return []
-        kinds, rest = by_model(group)
-        for model, same in kinds:
-            answers = self._moves.add_alike(model, *parts_of(same))
-            at = 0
-            for op in same:
-                end = at + op.size
-                op.error, op.answer, at = None, answers[at:end], end
-        return rest
 
     def _set_synchronous(self, level: int) -> None:
         if level == self._now_synchronous:
