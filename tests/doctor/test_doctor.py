@@ -310,16 +310,16 @@ def test_torture(db: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("accepted", "kills", "lost", "code"),
+    ("accepted", "interrupted", "lost", "code"),
     [(5, 1, 0, 0), (5, 1, 1, 1), (0, 3, 0, 2), (5, 0, 0, 2)],
-    ids=["fine", "lost", "nothing accepted", "nobody killed"],
+    ids=["fine", "lost", "nothing accepted", "no run cut off"],
 )
 def test_a_torture_that_met_nothing_shows_nothing(
-    accepted: int, kills: int, lost: int, code: int
+    accepted: int, interrupted: int, lost: int, code: int
 ) -> None:
     toll = Toll(
-        seconds=1.0, kills=kills, accepted=accepted, ended=0, lost=lost, invented=0, twice=0,
-        unexplained=0, stuck=0, slowest=0.0,
+        seconds=1.0, kills=1, interrupted=interrupted, accepted=accepted, ended=0, lost=lost,
+        invented=0, twice=0, unexplained=0, stuck=0, slowest=0.0,
     )  # fmt: skip
     assert toll.exit_code == code
     assert ("this shows nothing" in "\n".join(toll.lines())) == (code == 2)

@@ -18,7 +18,7 @@ from tests.servers import RabbitServer, shared
 
 from outlast.doctor import Severity, examine
 from outlast.doctor.rabbitmq import RIGHTS, findings_of
-from outlast.doctor.torture import Notes, _remembered
+from outlast.doctor.torture import Notes, _interrupted, _remembered
 from outlast.job import Job, Status, done
 from outlast.store import Durability
 from outlast.stores import connect
@@ -328,7 +328,7 @@ async def restarts(server: RabbitServer, url: str, tmp_path: Path) -> None:
 @pytest.mark.needs("rabbitmq")
 @pytest.mark.timeout(240)
 async def test_torture(tmp_path: Path) -> None:
-    """With records and without. It leaves nothing on the broker."""
+    """With records and without: a worker dies amid a run each time. It leaves nothing there."""
     server = shared(RabbitServer)
     vhost = server.make_vhost("torture")
     records = f"sqlite:///{tmp_path}/records.db"
@@ -352,6 +352,14 @@ async def _made(url: str) -> None:
     store = connect(url)
     await store.open()
     await store.close()
+
+
+def test_which_runs_a_kill_cut_off() -> None:
+    notes: Notes = defaultdict(dict)
+    notes["start"] = {"a": [(1, 0.0), (2, 1.0)], "b": [(2, 0.0)], "c": [(3, 0.0)], "d": [(1, 2.0)]}
+    notes["end"] = {"a": [(2, 1.1)], "b": [(2, 0.1)], "d": [(1, 2.1)]}
+    assert [_interrupted(notes, [(9.0, pid)]) for pid in (1, 2, 3)] == [1, 0, 1]
+    assert _interrupted(notes, []) == 0
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,8 @@ class Toll(Struct, frozen=True, kw_only=True):
 
     seconds: float
     kills: int
+    interrupted: int
+    """Runs that a kill cut off: what is lost in one is what a torture is to find."""
     accepted: int
     ended: int
     lost: int
@@ -56,17 +58,18 @@ class Toll(Struct, frozen=True, kw_only=True):
 
     @property
     def exit_code(self) -> int:
-        """0 fine, 1 broken, 2 can't tell: where nothing was accepted, nothing could be lost."""
+        """0 fine, 1 broken, 2 can't tell: where no run was cut off, nothing could be lost."""
         if self.lost or self.invented or self.unexplained or self.stuck:
             return 1
-        return 0 if self.accepted and self.kills else 2
+        return 0 if self.accepted and self.interrupted else 2
 
     def document(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self.__struct_fields__}
 
     def lines(self) -> Sequence[str]:
         return (
-            f"torture: {self.kills} kills in {self.seconds:.0f} s",
+            f"torture: {self.kills} kills in {self.seconds:.0f} s, and {self.interrupted} runs cut"
+            " off",
             f"  accepted {self.accepted}, ended {self.ended}, lost {self.lost},"
             f" invented {self.invented}, stuck {self.stuck}",
             f"  run twice {self.twice}, without a kill to explain it {self.unexplained}",
@@ -101,7 +104,14 @@ async def _kill(seconds: float, journal: Path) -> list[tuple[float, int]]:
     clock, chance = SystemClock(), SystemChance()
     roles = ["produce"] * PRODUCERS + ["work"] * WORKERS
     processes = [_start(role) for role in roles]
-    kills = []
+    kills: list[tuple[float, int]] = []
+
+    def kill(at: int) -> None:
+        processes[at].kill()
+        kills.append((clock.monotonic(), processes[at].pid))
+        processes[at].wait()
+        processes[at] = _start(roles[at])
+
     try:
         # A slow machine takes longer to start them than they would live.
         end = clock.monotonic() + QUIET
@@ -110,11 +120,13 @@ async def _kill(seconds: float, journal: Path) -> list[tuple[float, int]]:
         end = clock.monotonic() + seconds
         while clock.monotonic() < end:
             await clock.sleep(0.3 + chance.random())
-            at = int(chance.random() * len(processes))
-            processes[at].kill()
-            kills.append((clock.monotonic(), processes[at].pid))
-            processes[at].wait()
-            processes[at] = _start(roles[at])
+            kill(int(chance.random() * len(processes)))
+        # Chance may have met nobody with a job in its hands.
+        end = clock.monotonic() + QUIET
+        while not _interrupted(_notes(journal), kills) and clock.monotonic() < end:
+            if (at := _busy(_notes(journal), processes)) is not None:
+                kill(at)
+            await clock.sleep(0.05)
         for process in processes[:PRODUCERS]:
             process.kill()
             process.wait()
@@ -129,6 +141,28 @@ async def _kill(seconds: float, journal: Path) -> list[tuple[float, int]]:
 def _has_begun(journal: Path) -> bool:
     """Whether something was accepted."""
     return b"added" in journal.read_bytes()
+
+
+def _unended(notes: Notes) -> list[int]:
+    """Whose runs have begun and not ended, from the first to begin on."""
+    return [
+        worker
+        for id, starts in notes["start"].items()
+        for worker, _ in starts
+        if worker not in {each for each, _ in notes["end"].get(id, ())}
+    ]
+
+
+def _interrupted(notes: Notes, kills: Sequence[tuple[float, int]]) -> int:
+    """How many runs were cut off by a kill."""
+    killed = {pid for _, pid in kills}
+    return sum(worker in killed for worker in _unended(notes))
+
+
+def _busy(notes: Notes, processes: Sequence[subprocess.Popen[bytes]]) -> int | None:
+    """One that has a job in its hands, as far as is noted."""
+    workers = _unended(notes)
+    return next((at for at, each in enumerate(processes) if each.pid in workers), None)
 
 
 def _notes(journal: Path) -> Notes:
@@ -198,6 +232,7 @@ def _count(
     return Toll(
         seconds=seconds,
         kills=len(kills),
+        interrupted=_interrupted(notes, kills),
         accepted=len(accepted),
         ended=sum(status is Status.DONE for status in stored.values()),
         lost=sum(id not in stored for id in accepted),
