@@ -25,6 +25,7 @@ from outlast import (
     TaskError,
     Unsupported,
     current,
+    stores,
 )
 from outlast.access import ledger_of
 from outlast.job import Death
@@ -212,6 +213,34 @@ async def test_it_waits_for_the_lock_no_longer(app: Outlast, mine: apsw.Connecti
     await sell.enqueue()
     await drain(app)
     assert "locked by others for 5 s" in seen[0]
+
+
+async def test_those_of_one_process_stand_in_line(path: Path) -> None:
+    """However long that is: the limit is for a file that somebody else keeps locked."""
+    clock = FakeClock()
+    store: Any = stores.connect(f"sqlite:///{path}?durability=process", clock=clock)
+    await store.open()
+    first = await store.begin(5.0)
+    known = len(apsw.connections())
+    came: list[int] = []
+
+    async def come(number: int) -> None:
+        transaction = await store.begin(5.0)
+        came.append(number)
+        await transaction.close()
+
+    async with asyncio.timeout(60):
+        rest = [asyncio.ensure_future(come(number)) for number in range(5)]
+        while len(apsw.connections()) < known + 5:
+            await asyncio.to_thread(lambda: None)
+        for _ in range(10):
+            clock.advance(1)
+            await asyncio.to_thread(lambda: None)
+        assert came == []
+        await first.close()
+        await asyncio.gather(*rest)
+    assert sorted(came) == [0, 1, 2, 3, 4]
+    await store.close()
 
 
 async def test_no_wait_inside(app: Outlast) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from outlast.job import Added, Claim, Job, Lost, Step, Verdict
     from outlast.store import Durability
     from outlast.stores.sqlite.files import Identity
+    from outlast.stores.sqlite.turn import Turn
     from outlast.stores.sqlite.writer import Writer
 
 __all__ = ["Joinable", "SqliteJoined", "SqliteTransaction"]
@@ -34,6 +36,8 @@ T = TypeVar("T")
 
 PAUSE = 0.001
 """Seconds between two tries to get the lock of the file."""
+AWAKENING = 0.05
+"""Seconds that somebody has who waits for the file, until the next of ours goes on."""
 
 
 class SqliteJoined:
@@ -106,30 +110,46 @@ class SqliteJoined:
 class SqliteTransaction:
     """``Transaction``: on a connection of ours, or of the caller's."""
 
-    def __init__(self, store: Joinable, connection: apsw.Connection, ours: bool) -> None:
+    def __init__(
+        self, store: Joinable, connection: apsw.Connection, ours: bool, turn: Turn
+    ) -> None:
         self._store = store
+        self._turn = turn
+        self._is_first = False
         self._connection = connection
         self._ours = ours
         self._busy: asyncio.Future[Any] | None = None
         self.joined = store.joined_on(connection)
 
     async def begin(self, within: float) -> None:
-        """``BEGIN IMMEDIATE``: nobody else can write from here on. ``StoreUnavailable`` if late."""
-        clock = self._store.clock
-        deadline = clock.monotonic() + within
+        """``BEGIN IMMEDIATE``: nobody else can write from here on.
+
+        Those of one store stand in line, and one of them waits for the file, as a writer does: if
+        all of them tried again and again, luck would choose, and some would have none. Raises
+        ``StoreUnavailable`` if the file is locked for longer than that after it is this one's turn.
+        """
+        await self._store.line.acquire()
+        self._is_first = True
         # A wait inside SQLite would hold up the event loop.
         self._connection.set_busy_timeout(0)
-        while True:
-            try:
-                self._connection.execute("BEGIN IMMEDIATE")
-            except apsw.BusyError as error:
+        if self._begun():
+            return
+        clock = self._store.clock
+        deadline = clock.monotonic() + within
+        with self._turn.waiting():
+            while not self._begun():
                 if clock.monotonic() >= deadline:
                     raise StoreUnavailable(
                         f"{self._store.path} stayed locked by others for {within:g} s"
-                    ) from error
+                    )
                 await clock.sleep(PAUSE)
-            else:
-                return
+
+    def _begun(self) -> bool:
+        try:
+            self._connection.execute("BEGIN IMMEDIATE")
+        except apsw.BusyError:
+            return False
+        return True
 
     async def execute(self, text: str, values: Any = ()) -> list[Any]:
         run = partial(self._execute, text, values)
@@ -177,16 +197,35 @@ class SqliteTransaction:
 
     async def close(self) -> None:
         """Roll back what was not committed, and let go."""
-        await self._interrupt()
-        if self._connection.in_transaction:
-            self._connection.execute("ROLLBACK")
-        if self._ours:
-            self._connection.close()
+        try:
+            await self._interrupt()
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
+            if self._is_first:
+                await self._let_others_in()
+        finally:
+            if self._ours:
+                self._connection.close()
+            if self._is_first:
+                self._is_first = False
+                self._store.line.release()
+
+    async def _let_others_in(self) -> None:
+        """One of those who wait, before the next of ours: on a busy machine they wake up late."""
+        connection = self._connection
+        seen = connection.pragma("data_version")
+        deadline = time.monotonic() + AWAKENING
+        while time.monotonic() < deadline:
+            if not self._turn.others_wait() or connection.pragma("data_version") != seen:
+                return
+            await asyncio.sleep(PAUSE)
 
 
 class Joinable:
     """The ``Joining`` part of the store."""
 
+    line: asyncio.Lock
+    """Who is in a transaction here, and who waits for that."""
     path: str
     namespace: str
     clock: Clock
@@ -211,7 +250,7 @@ class Joinable:
         return SqliteJoined(connection, self.namespace, self.clock, self.news_from_outside)
 
     async def begin(self, within: float, connection: Any = None) -> SqliteTransaction:
-        self._writing()
+        turn = self._writing().turn
         ours = connection is None
         if ours:
             connection = await asyncio.to_thread(
@@ -223,7 +262,7 @@ class Joinable:
                 raise ConfigurationError(
                     "the connection is in a transaction already; it is begun and ended here"
                 )
-        transaction = SqliteTransaction(self, connection, ours)
+        transaction = SqliteTransaction(self, connection, ours, turn)
         try:
             await transaction.begin(within)
         except BaseException:

@@ -134,6 +134,7 @@ class SqliteStore(Stepped, Joinable, Moved):
             writer.close()
             raise
         self._writer = writer
+        self.line = asyncio.Lock()
         Forks.opened(identity)
         self._identity = identity
         self._bell = Bell(folder, self._chance.token().hex(), self._heard)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 import time
 from functools import cache
 from typing import TYPE_CHECKING
@@ -14,10 +15,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-__all__ = ["Turn"]
+__all__ = ["YIELD", "Turn"]
 
 GLANCE = 0.002
 """Seconds after which a process that goes on writing looks again whether anybody waits."""
+YIELD = 0.0005
+"""Seconds in which who waits finds the file free."""
 
 
 class Turn:
@@ -27,7 +30,7 @@ class Turn:
     where the lock can't be had, processes are only less fair to each other.
     """
 
-    __slots__ = ("_mine", "_others", "_path", "_until")
+    __slots__ = ("_mine", "_one", "_others", "_path", "_until", "_waiters")
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / "turn"
@@ -36,6 +39,8 @@ class Turn:
         give_to_owner(self._path, folder)
         self._others = os.open(self._path, flags, 0o600)
         self._until = 0.0
+        self._waiters = 0
+        self._one = threading.Lock()
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
@@ -44,30 +49,40 @@ class Turn:
             yield
             return
         call, shared, _, unlock = flock
-        # Refused for the moment in which someone looks whether anybody waits.
-        with contextlib.suppress(OSError):
+        with self._one, contextlib.suppress(OSError):
+            self._waiters += 1
+            # Refused for the moment in which someone looks whether anybody waits.
             call(self._mine, shared)
         try:
             yield
         finally:
-            with contextlib.suppress(OSError):
-                call(self._mine, unlock)
+            with self._one, contextlib.suppress(OSError):
+                self._waiters -= 1
+                if not self._waiters:
+                    call(self._mine, unlock)
 
     def yield_to_others(self) -> None:
+        """After a commit; now and then it takes ``YIELD`` seconds."""
         now = time.monotonic()
+        if now >= self._until:
+            self._until = now + GLANCE
+            if self.others_wait():
+                time.sleep(YIELD)
+
+    def others_wait(self) -> bool:
+        """Whether anybody does, in this process or another."""
         flock = _flock()
-        if flock is None or now < self._until:
-            return
-        self._until = now + GLANCE
+        if flock is None:
+            return False
         call, _, exclusive, unlock = flock
         try:
             call(self._others, exclusive)
         except BlockingIOError:
-            time.sleep(0.0005)
+            return True
         except OSError:
-            return
-        else:
-            call(self._others, unlock)
+            return False
+        call(self._others, unlock)
+        return False
 
     def close(self) -> None:
         os.close(self._mine)

@@ -86,7 +86,7 @@ class Writer:
         self._synchronous = schema.synchronous_for(durability)
         self._committed = committed
         self._ring = ring
-        self._turn = Turn(folder)
+        self.turn = Turn(folder)
         self._waiting: deque[Op[Any] | Single] = deque()
         self._parked: list[Op[Any]] = []
         self._roused = False
@@ -136,7 +136,7 @@ class Writer:
         self._thread.join()
         self._ended = True
         self._refuse_the_rest()
-        self._turn.close()
+        self.turn.close()
 
     def _refuse_the_rest(self) -> None:
         """What came too late for the thread, or waits for what will never come."""
@@ -232,7 +232,7 @@ class Writer:
         else:
             self._strikes = 0
             self._tell(group, news)
-            self._turn.yield_to_others()
+            self.turn.yield_to_others()
             self._on_log(self._log.copy_if_due)
 
     def _tell(self, group: Sequence[Op[Any]], news: int) -> None:
@@ -355,7 +355,7 @@ class Writer:
         else:
             return
         waited, pause = 0.0, 0.0001
-        with self._turn.waiting():
+        with self.turn.waiting():
             while True:
                 began = time.monotonic()
                 with self._gate.outside():
