@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 import threading
 import time
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 from msgspec.structs import replace
+from redis.exceptions import RedisError
 from tests.stores.test_redis import job, opened, take
 from tests.stores.test_redis import own as own
 from tests.stores.test_redis import server as server
@@ -22,6 +24,7 @@ from outlast.errors import EnqueueUncertain, JobNotFound, StoreClosed
 from outlast.job import Claim, Death, Failure, Progress, Status, dead, done, give_back, retry
 from outlast.stores import connect
 from outlast.stores.redis import engine
+from outlast.stores.redis.address import dial, hang_up, read, send
 from outlast.stores.redis.op import Op
 from outlast.stores.redis.scripts import texts
 
@@ -40,6 +43,10 @@ def asked(server: RedisServer) -> Counter[str]:
     found = server.say("INFO", "commandstats").decode()
     server.say("CONFIG", "RESETSTAT")
     return Counter({name: int(n) for name, n in re.findall(r"cmdstat_(\S+?):calls=(\d+)", found)})
+
+
+def connections(server: RedisServer) -> int:
+    return int(server.say("INFO", "stats").split(b"total_connections_received:")[1].split(b"\r")[0])
 
 
 async def test_one_call_an_operation_and_batch(server: RedisServer) -> None:
@@ -237,3 +244,27 @@ async def test_due_times_and_leases_go_by_the_clock_of_the_server(server: RedisS
         assert await ahead.prune(10) == 0
         assert claim.job.started_at is not None
         assert abs(claim.job.started_at - float(server.say("TIME").split(b"\r\n")[2])) < 3600
+
+
+async def test_a_lost_connection_takes_no_more(server: RedisServer) -> None:
+    """Else the driver connects anew by itself, maybe to a server that promises less."""
+    connection = await dial(read(server.url()))
+    try:
+        await send(connection, [b"*1\r\n$4\r\nPING\r\n"])
+        assert await connection.read_response(disable_decoding=True) == b"PONG"
+        server.say("CLIENT", "KILL", "TYPE", "normal")
+        with pytest.raises(RedisError):
+            await connection.read_response(disable_decoding=True, disconnect_on_error=False)
+
+        async def send_on() -> None:
+            while True:
+                with contextlib.suppress(RedisError):  # once: that is how it is found to be lost
+                    await send(connection, [b"*1\r\n$4\r\nPING\r\n"])
+                await asyncio.sleep(0)
+
+        before = connections(server)
+        with pytest.raises(ConnectionResetError, match="was lost"):
+            await asyncio.wait_for(send_on(), 60)
+        assert connections(server) == before + 1, "the one that counts them"
+    finally:
+        await hang_up(connection)

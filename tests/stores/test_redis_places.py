@@ -11,6 +11,7 @@ import pytest
 from tests.proof.patience import until
 from tests.servers import REDIS_SERVER, RedisServer, free_port
 from tests.stores.test_redis import job, opened, take
+from tests.stores.test_redis_calls import connections
 
 from outlast.doctor import examine
 from outlast.errors import ConfigurationError, OutlastError, StoreUnavailable
@@ -170,10 +171,6 @@ async def test_a_slot_that_moves_to_another_node(
                     continue
         claims = await take(store, 1000)
         assert {claim.job.id for claim in claims} == {each.id for each in (*jobs, late)}
-
-
-def connections(server: RedisServer) -> int:
-    return int(server.say("INFO", "stats").split(b"total_connections_received:")[1].split(b"\r")[0])
 
 
 def hand_over(old: RedisServer, new: RedisServer, keys: list[str]) -> None:

@@ -17,7 +17,7 @@ import hiredis
 from redis.exceptions import MovedError, RedisError, ResponseError
 
 from outlast.errors import EnqueueUncertain, OutlastError, StoreClosed, StoreUnavailable
-from outlast.stores.redis.address import ANSWERS_WITHIN, dial, hang_up
+from outlast.stores.redis.address import ANSWERS_WITHIN, dial, hang_up, send
 from outlast.stores.redis.bell import Bell
 from outlast.stores.redis.faults import NOT_DONE, mapped
 from outlast.stores.redis.op import MORE, add_args, added_from
@@ -255,7 +255,7 @@ class Engine:
                     self._under_way.append(ops)
                     self._writing += ops[0].writes
                 if data:
-                    await connection.send_packed_command(data, check_health=False)
+                    await send(connection, data)
                 continue
             if self._closing and not (
                 self._under_way or self._writes or self._others or self._safe

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct
 
 from outlast.errors import StoreUnavailable
-from outlast.stores.redis.address import ask, dial, hang_up
+from outlast.stores.redis.address import ask, dial, hang_up, see_that_it_lives
 from outlast.stores.replies import deliver
 
 if TYPE_CHECKING:
@@ -122,6 +122,7 @@ class Safe:
             return await self._answer(connection, wait, write)
 
     async def _answer(self, connection: AbstractConnection, wait: Wait, write: bool) -> bool:
+        see_that_it_lives(connection)
         if write:
             await connection.send_command("EVAL", _WRITE, 1, self._prefix, check_health=False)
         milliseconds = int(ASK_FOR * 1000)
