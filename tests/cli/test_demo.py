@@ -50,7 +50,7 @@ def test_it_kills_and_loses_nothing(files: Path, tmp_path: Path) -> None:
     assert first.returncode == 130
     assert (tmp_path / "outlast-demo.db").exists()
     second = start(tmp_path, "files")
-    said, wrong = second.communicate(timeout=110)
+    said, wrong = second.communicate(timeout=240)
     assert second.returncode == 0, said + wrong
     assert "going on: " in said
     found = dict(re.findall(r"^([a-z ]+?) +(\d+)$", said, re.MULTILINE))
@@ -68,9 +68,10 @@ def test_work_that_is_over_at_once_is_interrupted_all_the_same(tmp_path: Path) -
     for number in range(300):
         (folder / str(number)).write_bytes(b"a word")
     # What a demo left whose store was deleted: it says nothing of the jobs of this one.
-    (tmp_path / "outlast-demo.journal").write_bytes(b"start 1 other\n" * 2)
+    others = b"".join(b"start 1 other-%d\n" % n for n in range(400))
+    (tmp_path / "outlast-demo.journal").write_bytes(others * 2)
     demo = start(tmp_path, "files")
-    said, wrong = demo.communicate(timeout=110)
+    said, wrong = demo.communicate(timeout=240)
     assert demo.returncode == 0, said + wrong
     found = dict(re.findall(r"^([a-z ]+?) +(\d+)$", said, re.MULTILINE))
     assert 10 <= int(found["jobs interrupted"]) < 300
@@ -86,9 +87,9 @@ def test_the_witness_counts_its_own_jobs(tmp_path: Path) -> None:
         witness.look()
         assert witness.interrupted == 0
         assert (witness.lately(7), witness.lately(8)) == (["a", "b"], [])
-        file.write(b" b\nend 9 b\nend 9 b\n")
+        file.write(b" b\nend 9 b\nend 9 b\nend 9 a\n")
         witness.look()
-    assert (witness.interrupted, witness.twice) == (1, 1)
+    assert (witness.interrupted, witness.twice) == (1, 2)
     assert witness.lately(7) == ["a"], "b was interrupted before: that again shows nothing new"
 
 

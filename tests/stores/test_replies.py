@@ -82,7 +82,10 @@ async def test_who_is_answered_soon_comes_after_what_the_others_begin() -> None:
 def test_a_loop_that_watches_no_descriptors_is_answered_all_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def refuse(*_: object) -> None:
+    given: list[int] = []
+
+    def refuse(fd: int, _: object) -> None:
+        given.append(fd)
         raise OSError("none here")
 
     loop = asyncio.new_event_loop()
@@ -90,6 +93,9 @@ def test_a_loop_that_watches_no_descriptors_is_answered_all_the_same(
     try:
         Landing.prepare(loop)
         assert Landing.of(loop) is None
+        for fd in given:
+            with pytest.raises(OSError, match="Bad file"):
+                os.fstat(fd)
         reply, future = awaited(loop)
         deliver([reply])
         assert loop.run_until_complete(future) == 7
