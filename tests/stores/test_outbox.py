@@ -212,6 +212,35 @@ async def test_a_batch_of_another_store_is_named_anew(shop: Shop) -> None:
     assert shop.waiting() == []
 
 
+async def test_of_a_batch_that_is_over_the_store_remembers_nothing(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind: Any = type(shop.app.open_store())
+    expect, unexpect = kind.expect, kind.unexpect
+    begun: list[str] = []
+    over: list[str] = []
+
+    async def note(self: Any, batch: str) -> None:
+        begun.append(batch)
+        await expect(self, batch)
+
+    async def forget(self: Any, batch: str) -> None:
+        over.append(batch)
+        await unexpect(self, batch)
+
+    monkeypatch.setattr(kind, "expect", note)
+    monkeypatch.setattr(kind, "unexpect", forget)
+    connection = shop.open()
+    shop.app.outbox(connection).enqueue(shop.ship.call(5))
+    connection.execute("UPDATE outlast_outbox SET batch = 'of another store'")
+    shop.app.outbox(connection).enqueue(shop.ship.call(6))
+    connection.commit()
+    connection.close()
+    await shop.work(5, 6)
+    assert len(begun) >= 2
+    assert sorted(over) == sorted(begun)
+
+
 async def test_a_store_that_has_moved_is_said_so(shop: Shop) -> None:
     connection = shop.open()
     shop.app.outbox(connection).enqueue(shop.ship.call(5))
