@@ -193,10 +193,15 @@ async def test_sq9_no_ballast(monkeypatch: pytest.MonkeyPatch, db: Path) -> None
 
 async def test_sq10_open_to_others(db: Path) -> None:
     db.chmod(0o644)
+    report = await look(db)
+    assert "mode 644" in found(report, "SQ10", Severity.WARNING)
+    (db.parent / "second").hardlink_to(files.companion(str(db)) / "ballast")
+    assert "2 names" in str([each.read for each in (await look(db)).findings])
+
+
+async def test_sq0_two_names(db: Path) -> None:
     (db.parent / "second").hardlink_to(db)
-    read = found(await look(db), "SQ10", Severity.WARNING)
-    assert "mode 644" in read
-    assert "2 names" in read
+    assert "has 2 names" in found(await look(db), "SQ0", Severity.ERROR)
 
 
 async def test_sq11_a_flipped_bit(db: Path) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.conformance.steps import job
 
-from outlast.errors import DurabilityError
+from outlast.errors import ConfigurationError, DurabilityError, StoreFull, StoreUnavailable
 from outlast.store import Durability
 from outlast.stores import connect
 from outlast.stores.sqlite import files
@@ -160,3 +160,52 @@ async def test_a_real_ram_disk(ram: Path) -> None:
     await again.open()
     assert (await again.depth("default")).live == 1
     await again.close()
+
+
+def test_one_file_under_two_names_is_refused(tmp_path: Path) -> None:
+    """Each would have a log of its own: of what was stored by both, a third was gone."""
+    path, other = tmp_path / "jobs.db", tmp_path / "other.db"
+    store = SqliteStore(str(path))
+    store.open_now()
+    store.close_now()
+    other.hardlink_to(path)
+    for name in (path, other):
+        with pytest.raises(ConfigurationError, match="has 2 names"):
+            SqliteStore(str(name)).open_now()
+    other.unlink()
+    store.open_now()
+    store.close_now()
+
+
+def test_a_file_that_is_mounted_by_itself_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "jobs.db"
+    store = SqliteStore(str(path))
+    store.open_now()
+    store.close_now()
+    mounts = tmp_path / "mountinfo"
+    mounts.write_text(f"{MOUNTS}35 22 254:0 /a.db {path} rw - ext4 /dev/vda rw\n")
+    monkeypatch.setattr(files, "MOUNTS", str(mounts))
+    with pytest.raises(ConfigurationError, match="Mount the folder"):
+        SqliteStore(str(path)).open_now()
+
+
+def test_what_is_missing_is_not_told_as_a_full_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files.Ballast, "is_needed", lambda _: True)
+    with pytest.raises(StoreUnavailable, match="there is no store at") as told:
+        SqliteStore(str(tmp_path / "jobs.db"), create=False).open_now()
+    assert not isinstance(told.value, StoreFull)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are none")
+async def test_a_schema_is_read_from_a_file_alone(tmp_path: Path) -> None:
+    """A pipe would be waited for, and a link would lead to a log with another name."""
+    pipe, link = tmp_path / "pipe.db", tmp_path / "link.db"
+    os.mkfifo(pipe)
+    link.symlink_to(tmp_path / "jobs.db")
+    for name, what in ((pipe, "not a plain file"), (link, "symbolic link")):
+        with pytest.raises(ConfigurationError, match=what):
+            await SqliteStore(str(name)).versions()

@@ -11,6 +11,7 @@ import stat
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import apsw
 
@@ -24,6 +25,9 @@ from outlast.errors import (
 )
 from outlast.lifeline import BALLAST as BALLAST_NAME
 from outlast.store import Durability
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 __all__ = [
     "Ballast",
@@ -85,9 +89,9 @@ def real(path: str) -> str:
 def look(path: str, *, create: bool) -> bool:
     """Whether a plain file of ours stands at ``path``; nothing is made yet.
 
-    Raises ``ConfigurationError`` for symlinks, devices, files that belong to another user and
-    folders that others may write to, and ``StoreUnavailable`` when the file is missing and may not
-    be made. An empty file is as good as a missing one.
+    Raises ``ConfigurationError`` for symlinks, files with several names, devices, files that belong
+    to another user and folders that others may write to, and ``StoreUnavailable`` when the file is
+    missing and may not be made. An empty file is as good as a missing one.
     """
     folder = os.path.dirname(path)
     try:
@@ -117,6 +121,7 @@ def _look_at(path: str, found: os.stat_result) -> None:
         )
     if not stat.S_ISREG(found.st_mode):
         raise ConfigurationError(f"{path} is not a plain file")
+    _refuse_other_names(path, found)
     _refuse_open_folder(os.path.dirname(path))
     _refuse_foreign(path, found)
     if 0 < found.st_size < SMALLEST:
@@ -127,6 +132,21 @@ def _look_at(path: str, found: os.stat_result) -> None:
     if found.st_size == 0 and _is_ours(found):
         # It held no secrets yet, and from now on it will.
         os.chmod(path, 0o600)
+
+
+def _refuse_other_names(path: str, found: os.stat_result) -> None:
+    """Each name would have a log of its own, and a checkpoint of one undoes what the other did."""
+    if found.st_nlink > 1:
+        raise ConfigurationError(
+            f"{path} has {found.st_nlink} names (hard links), and SQLite keeps its write-ahead log"
+            " beside the one it is given, so who came by another would overwrite what is stored by"
+            f" this. Delete the others (find -samefile {path}); for a copy use outlast backup"
+        )
+    if any(point == path for point, _ in _mounts()):
+        raise ConfigurationError(
+            f"{path} is mounted by itself, and SQLite keeps its write-ahead log beside it, where"
+            " another machine or container would not find it. Mount the folder that holds it"
+        )
 
 
 def tell_of_readers(path: str) -> None:
@@ -289,24 +309,29 @@ def file_system(path: str, mounts: str | None = None) -> str:
 
     ``mounts`` is the text of proc's ``mountinfo``, if it isn't to be read from there.
     """
-    if mounts is None:
-        try:
-            with open(MOUNTS, encoding="utf-8", errors="surrogateescape") as file:
-                mounts = file.read()
-        except OSError:
-            return ""
     best, kind = -1, ""
     place = os.path.realpath(path)
-    for line in mounts.splitlines():
-        fields = line.split(" ")
-        if "-" not in fields:
-            continue
-        point = re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), fields[4])
+    for point, found in _mounts(mounts):
         inside = point == "/" or place == point or place.startswith(point + "/")
         # Of mounts over one another the last is the one in use.
         if inside and len(point) >= best:
-            best, kind = len(point), fields[fields.index("-") + 1]
+            best, kind = len(point), found
     return kind
+
+
+def _mounts(text: str | None = None) -> Iterator[tuple[str, str]]:
+    """Where something is mounted, and of which type; nothing where the system doesn't say."""
+    if text is None:
+        try:
+            with open(MOUNTS, encoding="utf-8", errors="surrogateescape") as file:
+                text = file.read()
+        except OSError:
+            return
+    for line in text.splitlines():
+        fields = line.split(" ")
+        if "-" in fields:
+            point = re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), fields[4])
+            yield point, fields[fields.index("-") + 1]
 
 
 def path_durability(path: str) -> tuple[Durability, str]:

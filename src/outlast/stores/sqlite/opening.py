@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -68,7 +69,7 @@ def prepare(
     return connect
 
 
-def despite_a_full_disk(attempt: Callable[[], None], ballast: files.Ballast) -> None:
+def despite_a_full_disk(path: str, attempt: Callable[[], None], ballast: files.Ballast) -> None:
     """SQLite needs a little room even to look: what the ballast keeps is for that as well.
 
     Raises what the attempt raises, and ``StoreFull`` if it was for want of room.
@@ -76,7 +77,7 @@ def despite_a_full_disk(attempt: Callable[[], None], ballast: files.Ballast) -> 
     try:
         attempt()
     except (apsw.IOError, apsw.FullError, StoreUnavailable) as error:
-        if not ballast.is_needed():
+        if not ballast.is_needed() or not os.path.exists(path):
             raise
         if not ballast.drop():
             raise StoreFull("the disk of the store is full; free a few MiB") from error

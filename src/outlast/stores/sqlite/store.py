@@ -101,7 +101,7 @@ class SqliteStore(Stepped, Joinable, Moved):
                 return
             try:
                 with Forks.busy(self.path):
-                    opening.despite_a_full_disk(self._open, self._ballast)
+                    opening.despite_a_full_disk(self.path, self._open, self._ballast)
             except (apsw.Error, *UNREADABLE) as error:
                 raise mapped(error, self.path) from error
             except OSError as error:
@@ -142,6 +142,7 @@ class SqliteStore(Stepped, Joinable, Moved):
 
     async def versions(self) -> Versions:
         """See ``Versioned``."""
+        await asyncio.to_thread(files.look, self.path, create=True)
         found = await asyncio.to_thread(schema.version_at, self.path)
         return Versions(found, len(schema.MIGRATIONS))
 
