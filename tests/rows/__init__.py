@@ -1,1 +1,1 @@
-"""One test for each row of the catalogue of faults that concerns SQLite on one host."""
+"""One test for each row of the catalogue of faults, most of them on SQLite on one host."""

@@ -48,6 +48,8 @@ def mapped(error: BaseException, shown: str) -> OutlastError:
             return StoreUnavailable(f"can't reach {text}")
         case theirs.ResponseError():
             return _refused(error, shown)
+        case theirs.InvalidResponse():
+            return StoreUnavailable(f"{shown}: what answers there is no Redis: {error}")
     return StoreError(text)
 
 

@@ -1,0 +1,91 @@
+"""Network: lines that are slow, and servers that are none."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.cases.rig import scaled
+from tests.servers import PostgresServer, RedisServer, shared
+from tests.stores.proxy import proxied
+
+from outlast import Outlast, Status, StoreUnavailable
+from outlast.stores import connect
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+ANSWERS = {
+    "random bytes": os.urandom(4096),
+    "a web page": b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n",
+    "a text without an end": b"$9999999999\r\n" + b"x" * 65536,
+    "lists in lists": b"*1\r\n" * 20_000,
+    "a message without an end": b"R\x7f\xff\xff\xff" + b"x" * 65536,
+    "nothing": b"",
+}
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param("redis", marks=pytest.mark.needs("redis")),
+        pytest.param("postgresql", marks=pytest.mark.needs("servers")),
+    ],
+)
+async def test_n2_on_a_slow_line_all_works_and_takes_its_time(kind: str) -> None:
+    """200 ms there and back in full; 40 where time is short, since each call takes some trips."""
+    redis = kind == "redis"
+    server = shared(RedisServer) if redis else shared(PostgresServer)
+    async with proxied(server.port) as line:
+        place = f"127.0.0.1:{line.port}"
+        url = f"redis://{place}" if redis else f"postgresql://outlast@{place}/postgres"
+        app = Outlast(f"{url}?durability=process", namespace="far")
+
+        @app.task(name="double")
+        async def double(n: int) -> int:
+            return 2 * n
+
+        async with app:
+            line.delay = scaled(0.1, 0.02)
+            async with app.worker(concurrency=4, lease=5.0):
+                handles = await app.enqueue_many([double.call(n) for n in range(8)])
+                found = await asyncio.gather(*(each.result(timeout=60) for each in handles))
+            assert found == [2 * n for n in range(8)]
+            line.delay = 0.0
+            jobs = [await each.job() for each in handles]
+        assert {(job.status, job.attempt, job.crashes) for job in jobs} == {(Status.DONE, 1, 0)}
+
+
+@asynccontextmanager
+async def answering(data: bytes) -> AsyncIterator[int]:
+    """The port of a server that says this to everybody, whatever is asked, and hangs up."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError):
+            await reader.read(1)
+            writer.write(data)
+            await writer.drain()
+            writer.close()
+            await writer.wait_closed()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    try:
+        yield server.sockets[0].getsockname()[1]
+    finally:
+        server.close()
+        await server.wait_closed()
+
+
+@pytest.mark.parametrize("scheme", ["redis", "postgresql", "amqp"])
+@pytest.mark.parametrize("answer", ANSWERS)
+async def test_n4_what_is_no_server_is_called_so_in_time(scheme: str, answer: str) -> None:
+    async with answering(ANSWERS[answer]) as port:
+        store = connect(f"{scheme}://user:S3cret@127.0.0.1:{port}/?durability=process")
+        with pytest.raises(StoreUnavailable) as caught:
+            await store.open()
+        assert f"127.0.0.1:{port}" in str(caught.value)
+        assert "S3cret" not in str(caught.value)
+        await store.close()
