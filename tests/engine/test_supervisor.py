@@ -179,6 +179,30 @@ async def test_a_blocked_loop_ends_its_process_and_that_job_alone_is_blamed(
     assert "blocked the event loop" in failure.message
 
 
+async def test_a_signal_is_heard_whichever_thread_the_system_gives_it_to(service: Service) -> None:
+    """After Ctrl-Z and ``kill %1`` all threads wake together, and any of them may take it."""
+    code = """
+import signal, threading
+from outlast.worker.options import WorkerOptions
+from outlast.worker.supervisor import supervise
+
+ready, later = threading.Event(), threading.Event()
+
+def take() -> None:
+    ready.wait()
+    later.wait(0.5)  # until the main thread waits for nothing in particular
+    signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+
+threading.Thread(target=take, daemon=True).start()
+options = WorkerOptions(target="program:app", create=True)
+raise SystemExit(supervise(options, lambda message: ready.set()))
+"""
+    command = [sys.executable, "-c", code]
+    process = subprocess.Popen(command, cwd=service.folder, stdin=subprocess.DEVNULL)
+    service.supervisors.append(process)
+    assert await asyncio.to_thread(process.wait, 30) == 0
+
+
 async def test_unfinished_work_goes_back_at_no_cost(service: Service) -> None:
     async with service.opened() as app:
         handle = await app.tasks["wait"].enqueue("go")

@@ -121,6 +121,7 @@ class _Supervisor:
 
     def run(self) -> int:
         before = self._install_handlers()
+        unheard = _wake_on_signals(lambda: self._events.put(Event("woken")))
         try:
             for slot in range(self._options.processes):
                 self._start(slot)
@@ -128,6 +129,7 @@ class _Supervisor:
                 self._wait()
             return self._exit_code
         finally:
+            unheard()
             for number, handler in before.items():
                 signal.signal(number, handler)
             if self._lock is not None:
@@ -147,7 +149,7 @@ class _Supervisor:
         kills = [child.kill_at for child in self._children if child.kill_at is not None]
         moments = [*self._due.values(), *kills]
         if sys.platform == "win32":
-            moments.append(now + 1.0)  # there, no signal interrupts it
+            moments.append(now + 1.0)  # there, nothing wakes it
         try:
             event = self._events.get(timeout=max(0.0, min(moments) - now) if moments else None)
         except queue.Empty:
@@ -288,6 +290,33 @@ class _Supervisor:
         path = None if child.ready is None else child.ready["lifeline"]
         if path is not None:
             write_cause(path, signal=number, exit_code=code, message=text, blame=blame)
+
+
+def _wake_on_signals(wake: Callable[[], object]) -> Callable[[], None]:
+    """Have every signal wake the main thread, the only one that runs handlers; how to end that.
+
+    The system gives a signal to any thread, and one that waits for an event without an end hears
+    of it only if it came to that very thread, and once it was asleep. After SIGCONT it is another
+    as often as not: the signal was pending, and all threads wake up together.
+    """
+    if sys.platform == "win32":
+        return lambda: None  # the loop there looks every second
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+
+    def pass_on() -> None:
+        with open(reading, "rb", buffering=0) as numbers:
+            while numbers.read(64):
+                wake()
+
+    threading.Thread(target=pass_on, daemon=True).start()
+
+    def end() -> None:
+        signal.set_wakeup_fd(before)
+        os.close(writing)
+
+    return end
 
 
 def _spawn() -> tuple[subprocess.Popen[bytes], int]:
