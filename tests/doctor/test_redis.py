@@ -49,6 +49,16 @@ def test_a_sound_server() -> None:
     assert [f.durability for f in findings if f.durability is not None] == [Durability.POWER]
 
 
+def test_what_a_slow_sync_takes_with_it() -> None:
+    """Redis answers before it writes then; one that is killed has said what it never wrote."""
+    late = {"appendfsync": "everysec", "aof_delayed_fsync": "3"}
+    found = {f.id: f.means for f in findings_of(SOUND | late, NOTHING)}
+    assert "if it is killed while a sync takes long (RD8" in found["RD2"]
+    assert "two seconds of acknowledged jobs" in found["RD8"]
+    always = {f.id: f.means for f in findings_of(SOUND | {"aof_delayed_fsync": "3"}, NOTHING)}
+    assert "acknowledged" not in always["RD8"]
+
+
 @pytest.mark.parametrize(
     ("id", "lack", "severity", "read"),
     [

@@ -185,10 +185,15 @@ def _sync(facts: Mapping[str, str], wish: Wish) -> Finding:
         if fsync != "always":
             shown += ", and each write is waited for (ack=waitaof)"
         return Finding(id="RD2", severity=OK, read=shown, durability=found)
-    loss = "up to two seconds" if fsync == "everysec" else "up to half a minute"
+    means = "a power cut loses what was acknowledged last: up to half a minute of it"
+    if fsync == "everysec":
+        means = (
+            "a power cut loses what was acknowledged last: up to two seconds of it; and so does the"
+            " server's end, if it is killed while a sync takes long (RD8 counts those)"
+        )
     return Finding(
-        id="RD2", severity=WARNING, read=f"appendfsync {fsync}", durability=found,
-        means=f"a power cut loses what was acknowledged last: {loss} of it", remedy=why,
+        id="RD2", severity=WARNING, read=f"appendfsync {fsync}", durability=found, means=means,
+        remedy=why,
     )  # fmt: skip
 
 
@@ -338,7 +343,11 @@ def _speed(facts: Mapping[str, str]) -> Finding:
     if late or fork > 1.0:
         return Finding(
             id="RD8", severity=WARNING, read=shown,
-            means="the disk, or the memory, is too slow for this server",
+            means="the disk, or the memory, is too slow for this server" + (
+                "; whoever had killed it in a delayed sync had taken up to two seconds of"
+                " acknowledged jobs with it"
+                if late and facts.get("appendfsync") == "everysec" else ""
+            ),
             remedy="look at LATENCY DOCTOR; keep the file on a disk of its own",
         )  # fmt: skip
     return Finding(id="RD8", severity=OK, read=shown)
