@@ -129,7 +129,7 @@ async def test_leases_and_lives_that_end_at_once_are_taken_in_pieces(server: Red
     clock = FakeClock()
     async with opened(server.url(), clock=clock) as store:
         await fill(store, FLOOD, ttl=120)
-        assert len(await store.claim(["default"], TASKS, FLOOD // 2, 60.0, "w")) == FLOOD // 2
+        assert len(await store.claim(["default"], TASKS, 500, 60.0, "w")) == 500
         clock.advance(61)
         for name in ("recover", "prune"):
             run = server.say("INFO", "server").decode().split("run_id:")[1].split("\r")[0]
@@ -139,8 +139,10 @@ async def test_leases_and_lives_that_end_at_once_are_taken_in_pieces(server: Red
             assert many < 500 * EACH
             clock.advance(60)
         answer, many = await commands(server, CLAIM, store)
-        assert len(answer) == 1
-        assert many < 2 * PIECE * EACH
+        assert answer == [1]
+        # A piece of those that have expired beforehand, and one of those that it then meets.
+        assert 2 * PIECE < many < 2 * PIECE * EACH
+        assert (await store.depth("default")).live == FLOOD - 500 - 2 * PIECE - 10
 
 
 async def with_steps(store: Any, many: int, **fields: Any) -> Claim:
@@ -190,6 +192,22 @@ async def test_thousands_of_steps_of_a_job_are_read_and_forgotten_in_pieces(
         assert not exists(server, "cbell")
         assert await store.prune(1000) == 0
         assert claim.job.id.encode() not in server.say("KEYS", "*")
+
+
+async def test_steps_of_several_jobs_that_were_put_aside_are_forgotten_by_one_prune(
+    server: RedisServer,
+) -> None:
+    """One call forgets those of the first; of the others it only notes that they are to go."""
+    async with opened(server.url()) as store:
+        claims = [await with_steps(store, 600, keep=0) for _ in range(3)]
+        settle = cast("Any", store)._settle_op([done(claim) for claim in claims])
+        lost, many = await commands(server, settle, store)
+        assert (list(lost), many < PIECE) == ([], True)
+        assert server.say("SCARD", "{outlast:default}D") == b":2\r\n"
+        assert await store.prune(10_000) == 1200
+        assert not exists(server, "D")
+        assert not exists(server, "cbell")
+        assert all(claim.job.id.encode() not in server.say("KEYS", "*") for claim in claims)
 
 
 async def test_what_leaves_with_a_move_is_forgotten_in_pieces(server: RedisServer) -> None:
