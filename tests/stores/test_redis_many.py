@@ -14,7 +14,8 @@ from tests.stores.test_redis import job, opened, take
 from tests.stores.test_redis import server as server
 from tests.stores.test_redis import shared as shared
 
-from outlast.job import Death, Step, done, give_back
+from outlast.job import Death, Status, Step, done, give_back
+from outlast.store import WorkerInfo
 from outlast.stores.redis.claims import Claiming, claim_args
 from outlast.stores.redis.op import MORE, Op
 from outlast.stores.redis.shelf import RedisShelf
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from tests.servers import RedisServer
 
     from outlast.job import Claim
+    from outlast.stores.redis.op import Arg
     from outlast.stores.redis.store import RedisStore
 
 pytestmark = pytest.mark.needs("redis")
@@ -143,6 +145,62 @@ async def test_leases_and_lives_that_end_at_once_are_taken_in_pieces(server: Red
         # A piece of those that have expired beforehand, and one of those that it then meets.
         assert 2 * PIECE < many < 2 * PIECE * EACH
         assert (await store.depth("default")).live == FLOOD - 500 - 2 * PIECE - 10
+
+
+@pytest.mark.parametrize("many", [127, 128, 129, 256])
+async def test_the_end_of_a_line_is_its_end(server: RedisServer, many: int) -> None:
+    """Also where a piece that was read ahead ends there."""
+    async with opened(server.url()) as store:
+        await store.add([job(task="t0") for _ in range(many)])
+        claims = await store.claim(["default"], ["t0"], 1000, 60.0, "w")
+        assert len({claim.job.id for claim in claims}) == len(claims) == many
+
+
+async def test_leases_of_another_run_are_prolonged_in_pieces(server: RedisServer) -> None:
+    async with opened(server.url()) as store:
+        await fill(store, FLOOD)
+        assert len(await store.claim(["default"], TASKS, FLOOD, 60.0, "w")) == FLOOD
+        server.say("HSET", "{outlast:default}m", "run", "another")
+        run = server.say("INFO", "server").decode().split("run_id:")[1].split("\r")[0]
+        op: Op[Any] = Op("recover", [500, run], list)
+        for _ in range(FLOOD // PIECE):
+            answer, many = await commands(server, op, store)
+            assert answer == [0, 1]
+            assert PIECE < many < PIECE + 20
+        assert (await commands(server, op, store))[0] == [0, 1]
+        assert (await commands(server, op, store))[0] == [0, 0], "that was all"
+        assert server.say("HEXISTS", "{outlast:default}m", "long") == b":0\r\n"
+        server.say("HSET", "{outlast:default}m", "run", "one more")
+        assert await asyncio.wait_for(store.recover(500), 60) == 0
+
+
+async def test_who_looks_through_all_jobs_does_so_in_pieces(server: RedisServer) -> None:
+    async with opened(server.url()) as store:
+        await fill(store, FLOOD)
+        args: list[Arg] = ["find", "+", 100, "x", "", "", "", "", ""]
+        answer, many = await commands(server, Op("scan", args, list), store)
+        assert answer[1:] == [0]
+        assert answer[0] != b""
+        assert 2 * PIECE < many < 2 * PIECE + 20
+        assert list(await store.find(status=[Status.DEAD])) == []
+        assert len(await store.find(status=[Status.QUEUED], limit=FLOOD)) == FLOOD
+
+
+async def test_thousands_of_workers_that_are_gone_are_forgotten_in_pieces(
+    server: RedisServer,
+) -> None:
+    clock = FakeClock()
+    async with opened(server.url(), clock=clock) as store:
+        infos = [WorkerInfo(id=f"w{n}", host="h", pid=n, queues=(), tasks=()) for n in range(1500)]
+        await asyncio.gather(*(store.beat(info) for info in infos))
+        clock.advance(3601)
+        answer, many = await commands(server, prune(500), store)
+        assert answer == 0
+        assert many < 2 * PIECE + 20
+        assert server.say("ZCARD", "{outlast:default}v") == b":500\r\n"
+        await store.prune(500)
+        assert not exists(server, "v")
+        assert not exists(server, "u")
 
 
 async def with_steps(store: Any, many: int, **fields: Any) -> Claim:

@@ -4,7 +4,8 @@
 -- A line is QUEUE/TASK, or QUEUE for items without a task; neither name can hold a slash.
 --
 --   P m          hash     seq (of the newest job), schema, run (of the server), since (when that was
---                         first seen, unless it is the first), lease (the longest), fence (the last),
+--                         first seen, unless it is the first), long (a run that is being seen, and
+--                         until when its leases last at least), lease (the longest), fence (the last),
 --                         event (how many woke somebody), ack (how often somebody waited for a
 --                         sync), mark and left (the jobs are moved elsewhere, how far)
 --   P g          set      all lines that were ever used;  P g QUEUE: those of one queue
