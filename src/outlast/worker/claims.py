@@ -26,9 +26,10 @@ log = logging.getLogger(__name__)
 AHEAD = 0.15
 """How many seconds of work are claimed ahead, by the measured pace."""
 MAX_AHEAD = 700
-LATE = 4
+LATE, EARLY = 4, 2
 """More is claimed when a quarter of what may be ahead is left. Claims made earlier are smaller, and
-each costs a transaction, during which the loop often has nothing to do."""
+each costs a transaction, during which the loop often has nothing to do. From a store where claims
+don't wait half is left: its server works while that is run, and else they would take turns."""
 MAX_UNSETTLED = 4000
 """No more is claimed while so many verdicts wait to be stored."""
 POLL, PUSHED_POLL = 1.0, 5.0
@@ -89,6 +90,7 @@ class Claims:
         self._worker = worker
         self._poll = PUSHED_POLL if store.features & Feature.PUSH else POLL
         self._prompt = cast("Prompt", store) if store.features & Feature.PROMPT else None
+        self._late = EARLY if self._prompt is None else LATE
         self._enough: asyncio.Future[None] | None = None
         self._stopped = False
         self._asleep: asyncio.Future[None] | None = None
@@ -155,7 +157,7 @@ class Claims:
         self.pace.measure(self._clock.monotonic(), crew.ended)
         ahead = self.pace.ahead
         free = crew.slots - len(crew.runs) - crew.waiting
-        crew.low = ahead // LATE
+        crew.low = ahead // self._late
         if free > 0:
             return free + ahead
         return ahead + free if -free <= crew.low else 0
