@@ -60,8 +60,11 @@ def due_at(server: RabbitServer, vhost: str, level: int) -> float:
     """When the one job of a rung goes on from there, as the broker has noted with it."""
     found = server.evaluate(
         f'{{ok, Q}} = rabbit_amqqueue:lookup({{resource, <<"{vhost}">>, queue,'
-        f' <<"outlast/delay/{level:02}">>}}), {{ok, {{_, Found}}, _}} = ra:leader_query('
-        "amqqueue:get_pid(Q), fun(State) -> rabbit_fifo:query_peek(1, State) end), Found."
+        f' <<"outlast/delay/{level:02}">>}}), Pid = amqqueue:get_pid(Q), {{ok, {{_, Found}}, _}} ='
+        " try ra:leader_query(Pid, fun(State) -> rabbit_fifo:query_peek(1, State) end)"
+        # From 4.1 on it takes no functions that were made here.
+        " catch error:function_clause -> ra:leader_query(Pid, {rabbit_fifo, query_peek, [1]}) end,"
+        " Found."
     )
     [moment] = re.findall(r"\d{13}", found)
     return int(moment) / 1000

@@ -285,6 +285,13 @@ class PgBouncer(Server):
     def url(self, **query: str) -> str:
         return self.server.url(port=self.port, **query)
 
+    def knows_statements(self) -> bool:
+        """Since 1.24 it prepares statements anew where they are used, unless it is told not to."""
+        said = subprocess.run(
+            ["pgbouncer", "--version"], env=self.env, capture_output=True, text=True
+        )
+        return tuple(map(int, said.stdout.split()[1].split(".")[:2])) >= (1, 24)
+
     def command(self) -> list[str]:
         return ["pgbouncer", "-q", str(self.folder / "pgbouncer.ini")]
 

@@ -38,7 +38,9 @@ async def test_nothing_is_lost_when_the_broker_takes_jobs_away(
                 for claim in await take(store, tasks=["t", "u"]):
                     seen[claim.job.id] = claim.job.crashes
                     assert list(await store.settle([done(claim)])) == []
-            assert (set(seen), seen["slow"]) == ({"slow", "ahead"}, 1)
+            # From 4.3 on the broker doesn't count it as if a worker had died.
+            counted = 1 if store.library.split()[1] < "4.3" else 0
+            assert (set(seen), seen["slow"]) == ({"slow", "ahead"}, counted)
             await store.add([job("after")])
             assert ids(await take(store)) == ["after"], "the worker goes on consuming"
 

@@ -10,6 +10,7 @@ import re
 import socket
 import ssl
 import threading
+import urllib.error
 import urllib.request
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -219,6 +220,9 @@ def _management(place: Address, url: str | None) -> dict[str, Any] | None:
         try:
             with urllib.request.urlopen(request, timeout=PATIENCE, context=context) as answer:
                 return json.load(answer)
+        except urllib.error.HTTPError as refused:
+            refused.close()  # it holds the connection
+            return None
         except (OSError, ValueError):
             return None
 

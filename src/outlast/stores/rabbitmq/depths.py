@@ -5,11 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from pika.exceptions import AMQPError, ChannelClosed
-
 from outlast.errors import StoreUnavailable
 from outlast.job import Depth
-from outlast.stores.rabbitmq.faults import mapped
 from outlast.stores.rabbitmq.topology import dead_name
 
 if TYPE_CHECKING:
@@ -17,8 +14,6 @@ if TYPE_CHECKING:
     from outlast.stores.rabbitmq.op import Op
 
 __all__ = ["count"]
-
-_MISSING = 404
 
 
 async def count(engine: Engine, op: Op[Depth], namespace: str, queue: str) -> None:
@@ -39,14 +34,5 @@ async def _ready(engine: Engine, name: str) -> int:
     link = engine.link
     if link is None:
         raise StoreUnavailable(f"{engine.shown}: not connected")
-    channel = await link.channel()
-    try:
-        answer = await channel.ask(channel.raw.queue_declare, name, passive=True, durable=True)
-    except ChannelClosed as error:
-        if error.reply_code == _MISSING:
-            return 0
-        raise mapped(error, engine.shown) from error
-    except AMQPError as error:
-        raise mapped(error, engine.shown) from error
-    await channel.close()
-    return int(answer.method.message_count)
+    found = await link.look(name)
+    return 0 if found is None else found[0]

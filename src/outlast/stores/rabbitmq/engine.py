@@ -236,8 +236,7 @@ class Engine:
     def _examine(self, link: Link) -> None:
         known = link.properties
         product, version = str(known.get("product")), str(known.get("version"))
-        numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdecimal())
-        if product != "RabbitMQ" or numbers < OLDEST:
+        if product != "RabbitMQ" or link.version < OLDEST:
             raise DurabilityError(
                 f"{self._address.shown} is {product} {version}: only RabbitMQ from 3.10 on keeps"
                 " what was accepted in quorum queues and in all that they lead to"
@@ -246,7 +245,7 @@ class Engine:
         missing = [name for name in NEEDED if not can.get(name)]
         if missing:
             raise DurabilityError(f"{self._address.shown} lacks {', '.join(missing)}")
-        self.version = numbers
+        self.version = link.version
         self.library = f"RabbitMQ {version}"
 
     async def _keep_publishing(self, link: Link | None) -> None:

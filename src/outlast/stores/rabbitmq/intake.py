@@ -12,13 +12,13 @@ from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any
 
-from pika.exceptions import AMQPError, ChannelClosed
+from pika.exceptions import AMQPError
 
 from outlast.errors import OutlastError, StoreUnavailable
 from outlast.stores.rabbitmq.apart import Apart
 from outlast.stores.rabbitmq.faults import mapped
 from outlast.stores.rabbitmq.held import Held, claimed
-from outlast.stores.rabbitmq.source import MOST, Source, take_first
+from outlast.stores.rabbitmq.source import MOST, TAKES_BACK, Source, settled, take_first
 from outlast.stores.rabbitmq.topology import ALONE, BANDS, Place, news_name
 
 if TYPE_CHECKING:
@@ -183,11 +183,11 @@ class Intake:
             for band in self._bands
         ]
 
-    async def channel(self) -> Channel:
-        """One more channel of the connection that consumes. Raises our errors."""
+    def link(self) -> Link:
+        """The connection that consumes. Raises our errors."""
         if self._link is None:
             raise StoreUnavailable(f"{self._shown}: not connected")
-        return await self._link.channel()
+        return self._link
 
     def knows(self, queues: Iterable[str], tasks: Iterable[str | None]) -> bool:
         """Whether ``catch_up`` has been done for all of these on this connection."""
@@ -266,16 +266,7 @@ class Intake:
 
     async def settled(self, helds: Iterable[Held] | None = None) -> None:
         """When the broker has read the acknowledgements of these. Raises our errors."""
-        sources = self._all if helds is None else {held.source for held in helds}
-        answers = [
-            source.channel.ask(source.channel.raw.basic_qos, prefetch_count=1)
-            for source in sources
-            if source.channel is not None and source.channel.why is None
-        ]
-        try:
-            await asyncio.gather(*answers)
-        except AMQPError as error:
-            raise mapped(error, self._shown) from error
+        await settled(self._all if helds is None else {held.source for held in helds}, self._shown)
 
     # -- consumers
 
@@ -322,8 +313,7 @@ class Intake:
             source.beginning = False
 
     async def _open(self, source: Source) -> Channel:
-        if (link := self._link) is None:
-            raise StoreUnavailable(f"{self._shown}: not connected")
+        link = self.link()
         channel = source.channel = await link.channel()
         quick, number = link.raw.quick, channel.raw.channel_number
         quick[number] = partial(self._deliver, source)
@@ -354,10 +344,24 @@ class Intake:
         self._arrived(queues)
 
     def _cancelled(self, source: Source) -> None:
-        """The broker ended a consumer: its queue was deleted, or moved."""
+        """The broker ended a consumer: its queue was deleted, or it held a message for too long."""
         _log.warning("%s: the broker ended a consumer of %s", self._shown, source.place.name)
+        source.tag = None
+        self._forget(source)
+        source.doubtful = self._link is not None and self._link.version >= TAKES_BACK
+        self._spawn(self._succeed(source))
+
+    async def _succeed(self, source: Source) -> None:
+        if source.doubtful:
+            try:
+                found = await self.link().look(source.place.name)
+            except OutlastError:
+                found = 0, 0
+            if found is not None and source.channel is not None:
+                await source.channel.close()  # nothing it held is ours any more
+        source.doubtful = False
         self._detach(source)
-        self._spawn(self._look({(source.place.queue, source.place.task)}))
+        await self._look({(source.place.queue, source.place.task)})
 
     def _detach(self, source: Source) -> None:
         """Its queue is gone: what was claimed may still be settled, and the rest is put back."""
@@ -414,18 +418,12 @@ class Intake:
             if (link := self._link) is None:
                 return
             try:
-                channel = await link.channel()
-                answer = await channel.ask(
-                    channel.raw.queue_declare, place.name, passive=True, durable=True
-                )
-            except (OutlastError, AMQPError) as error:
-                if not isinstance(error, ChannelClosed) or error.reply_code != 404:
-                    _log.info("%s: %s could not be asked for: %s", self._shown, place.name, error)
+                found = await link.look(place.name)
+            except OutlastError as error:
+                _log.info("%s: %s could not be asked for: %s", self._shown, place.name, error)
                 return
-            await channel.close()
-            if link is not self._link:
-                return
-            self._check(place, answer.method.message_count, answer.method.consumer_count)
+            if found is not None and link is self._link:
+                self._check(place, *found)
 
     def _check(self, place: Place, ready: int, consumers: int) -> None:
         """It exists. A consumer that gets nothing although there is something is none."""

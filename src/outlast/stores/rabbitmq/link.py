@@ -7,7 +7,7 @@ import logging
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from pika.exceptions import AMQPError
+from pika.exceptions import AMQPError, ChannelClosed
 
 from outlast.errors import StoreUnavailable
 from outlast.stores.rabbitmq.faults import mapped
@@ -24,6 +24,8 @@ DIAL = 20.0
 """Seconds for a connection to be made and greeted; the client has limits of its own below that."""
 ANSWER = 30.0
 """Seconds for the broker's answer to a call."""
+
+_MISSING = 404
 
 THREAD = "outlast-rabbitmq"
 """The name of the thread in which all of this runs."""
@@ -126,6 +128,27 @@ class Link:
     def properties(self) -> dict[str, Any]:
         """What the broker says of itself."""
         return self.raw.server_properties or {}
+
+    @property
+    def version(self) -> tuple[int, ...]:
+        """The broker's, as far as it matters: (4, 3)."""
+        said = str(self.properties.get("version"))
+        return tuple(int(part) for part in said.split(".")[:2] if part.isdecimal())
+
+    async def look(self, name: str) -> tuple[int, int] | None:
+        """How many messages of a queue are ready, and its consumers; None if it is not there.
+
+        Raises our errors.
+        """
+        channel = await self.channel()
+        try:
+            answer = await channel.ask(channel.raw.queue_declare, name, passive=True, durable=True)
+        except AMQPError as error:
+            if isinstance(error, ChannelClosed) and error.reply_code == _MISSING:
+                return None
+            raise mapped(error, self._address.shown) from error
+        await channel.close()
+        return answer.method.message_count, answer.method.consumer_count
 
     async def channel(self) -> Channel:
         loop = asyncio.get_running_loop()

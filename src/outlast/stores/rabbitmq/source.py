@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from typing import TYPE_CHECKING
 
 from pika.exceptions import AMQPError
 
+from outlast.errors import StoreUnavailable
+from outlast.stores.rabbitmq.faults import mapped
 from outlast.stores.rabbitmq.held import claimed
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from outlast.stores.rabbitmq.held import Held
     from outlast.stores.rabbitmq.link import Channel
     from outlast.stores.rabbitmq.topology import Place
 
-__all__ = ["MOST", "Source", "put_back", "take_first"]
+__all__ = ["MOST", "TAKES_BACK", "Source", "put_back", "settled", "take_first"]
 
 MOST = 1024
 """Messages that a consumer is sent ahead of its acknowledgements; quorum queues allow 2000."""
+TAKES_BACK = (4, 3)
+"""The first version that, when a message of a quorum queue was held for too long, ends the consumer
+and sends the message to another one. Before, the channel was closed, which nobody overlooks."""
 
 
 class Source:
@@ -29,7 +35,8 @@ class Source:
     """
 
     __slots__ = (
-        "beginning", "buffer", "channel", "detached", "place", "prefetch", "tag", "told", "unacked",
+        "beginning", "buffer", "channel", "detached", "doubtful", "place", "prefetch", "tag",
+        "told", "unacked",
     )  # fmt: skip
 
     def __init__(self, place: Place) -> None:
@@ -40,6 +47,8 @@ class Source:
         """A consumer is about to begin or to end."""
         self.detached = False
         """Its queue is gone; it lives on for what was claimed from it."""
+        self.doubtful = False
+        """Its consumer was ended, and the broker may have taken back what it holds."""
         self.prefetch = 0
         self.buffer: deque[Held] = deque()
         self.unacked: dict[int, Held] = {}
@@ -91,6 +100,21 @@ def put_back(helds: Sequence[Held]) -> None:
     for held in reversed(helds):
         if not held.settled:
             held.source.buffer.appendleft(held)
+
+
+async def settled(sources: Collection[Source], shown: str) -> None:
+    """When the broker has read what was acknowledged from these. Raises our errors."""
+    asked = [
+        source.channel.ask(source.channel.raw.basic_qos, prefetch_count=1)
+        for source in sources
+        if source.channel is not None and source.channel.why is None
+    ]
+    try:
+        await asyncio.gather(*asked)
+    except AMQPError as error:
+        raise mapped(error, shown) from error
+    if any(source.doubtful for source in sources):
+        raise StoreUnavailable(f"{shown}: a consumer was ended before it had settled")
 
 
 def take_first(sources: Sequence[Source], limit: int, found: list[Held]) -> None:

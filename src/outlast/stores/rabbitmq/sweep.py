@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from msgspec import Struct
 from pika.exceptions import AMQPError, ChannelClosed
@@ -94,7 +94,7 @@ class Sweep:
         name, leaders = sweep_name(self._engine.namespace), self._engine.leaders
         if leaders.is_mute(name) and not await leaders.is_back(name):
             return None
-        channel = await self._engine.intake.channel()
+        channel = await self._engine.intake.link().channel()
         arguments = plain_arguments(self._engine.version)
         try:
             declared = await channel.ask(
@@ -181,16 +181,9 @@ class Sweep:
 
     async def _bells_of(self, pair: Pair) -> int:
         """How many wait on the broker for somebody who has room."""
-        channel = await self._engine.intake.channel()
         place = Place.of(self._engine.namespace, *pair, BELLS)
-        try:
-            answer: Any = await channel.ask(channel.raw.queue_declare, place.name, passive=True)
-        except ChannelClosed as error:
-            if error.reply_code != 404:
-                raise
-            return 0
-        await channel.close()
-        return int(answer.method.message_count)
+        found = await self._engine.intake.link().look(place.name)
+        return 0 if found is None else found[0]
 
 
 def _nothing(*_: object) -> None:
