@@ -98,6 +98,8 @@ class Rig:
         for process in self.workers:
             self.kill(process)
         if self._app is not None:
+            # Celery keeps them for all programs of this process, with the store behind them open.
+            self._app.pool.force_close_all()
             self._app.close()
 
     # -- what was said

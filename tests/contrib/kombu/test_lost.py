@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import kombu
 import pytest
+from celery import Celery
 from celery.worker import state
 from tests.contrib.kombu.rig import PATIENCE, Rig
 from tests.contrib.kombu.store import look
@@ -14,8 +15,10 @@ from tests.proof.patience import until
 from tests.servers import PostgresServer
 
 import outlast.contrib.kombu  # noqa: F401  kombu alone reads no entry points before a URL
+from outlast.contrib.kombu.messages import job_for
+from outlast.contrib.kombu.results import OutlastResults
 from outlast.contrib.kombu.shared import Shared
-from outlast.errors import StoreUnavailable
+from outlast.errors import StoreStopped, StoreUnavailable
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -92,6 +95,53 @@ def test_what_was_acknowledged_while_the_store_is_away_is_stored_when_it_is_back
     monkeypatch.undo()
     until(lambda: store.depth_now("q").live == 0, PATIENCE, "it is stored")
     again.close()
+
+
+def test_a_store_that_was_given_up_is_opened_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after one error of the disk after the other: the handle says so for ever."""
+    url = f"sqlite:///{tmp_path}/app.db"
+    backend = OutlastResults(Celery(set_as_current=False), url=url)
+    backend.set("a", "1")
+    old = Shared.take(url)
+    old.add([job_for("a", "q", {"properties": {}}, b"{}", 0.0, None)])
+    (claim,) = old.hands.take(old.hands.claim(["q"], 1))
+    old.hands.deliver(claim)
+
+    def stopped(*_: Any) -> Any:
+        raise StoreStopped("the disk failed")
+
+    monkeypatch.setattr(old.shelf, "keep", stopped)
+    monkeypatch.setattr(old.store, "settle_now", stopped)
+    anew = Shared.take(url)
+    assert anew is not old
+    backend.set("a", "2")
+    assert backend._shared is anew
+    assert backend.get("a") == "2"
+    assert not anew.hands.take(anew.hands.claim(["another"], 1)), "and so somebody looks"
+    until(lambda: anew.store.depth_now("q").ready == 1, PATIENCE, "what it held comes back")
+    old.leave()
+    for _ in range(2):
+        anew.leave()
+    assert anew not in Shared._open.values()
+
+
+def test_nothing_is_made_in_place_of_a_file_that_was_deleted(tmp_path: Path) -> None:
+    """Whoever connects is told, until it is put back."""
+    url = f"sqlite:///{tmp_path}/app.db"
+    shared = Shared.take(url)
+    away = tmp_path / "away"
+    (tmp_path / "app.db").rename(away)
+    with pytest.raises(StoreUnavailable):
+        shared.shelf.put({"a": b"1"})
+    with pytest.raises(StoreStopped, match="Put back what was there"):
+        Shared.take(url)
+    assert not (tmp_path / "app.db").exists()
+    away.rename(tmp_path / "app.db")
+    assert Shared.take(url) is shared
+    shared.leave()
+    shared.leave()
 
 
 @pytest.mark.needs("servers")

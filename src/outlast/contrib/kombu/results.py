@@ -14,7 +14,7 @@ from celery.states import PROPAGATE_STATES
 
 from outlast.collected import when_collected
 from outlast.contrib.kombu.shared import NAMESPACE, Shared
-from outlast.errors import StoreUnavailable
+from outlast.errors import StoreClosed, StoreStopped, StoreUnavailable
 from outlast.stores import redact
 
 if TYPE_CHECKING:
@@ -71,9 +71,16 @@ class OutlastResults(KeyValueStoreBackend):
         """Ask the store; again and again in a worker that tells the end of a task."""
         told = False
         while True:
+            asked = self._shared
             try:
                 return what(self._shelf)
+            except StoreClosed:
+                if asked is None:
+                    raise
+                self._shared = None  # another has opened it anew
             except StoreUnavailable as error:
+                if isinstance(error, StoreStopped):
+                    self._shared = None  # whoever takes it next opens it anew, if that can be
                 if not _ending.get():
                     raise
                 if not told:

@@ -6,6 +6,7 @@ import atexit
 import logging
 import os
 import threading
+from contextlib import suppress
 from typing import TYPE_CHECKING, ClassVar, Protocol, cast
 
 from kombu.utils.compat import detect_environment
@@ -17,7 +18,7 @@ from outlast.contrib.kombu.calls import finish
 from outlast.contrib.kombu.hands import LOCAL, Hands
 from outlast.contrib.kombu.places import Places
 from outlast.contrib.kombu.shelves import shelf_of
-from outlast.errors import EnqueueUncertain, StoreError, Unsupported
+from outlast.errors import EnqueueUncertain, StoreError, StoreStopped, Unsupported
 from outlast.store import Direct, Ledger, Store
 from outlast.stores import connect
 
@@ -81,9 +82,25 @@ class Shared:
             if found is None:
                 found = cls._open[key] = cls(store, namespace)
             else:
-                found.shelf.get([""])  # raises if the store is away
+                found = found._itself_or_anew()
             found._users += 1
             return found
+
+    def _itself_or_anew(self) -> Shared:
+        """Another one, if this was given up for good. Raises if the store is away, or gone."""
+        try:
+            self.shelf.keep([""], None)
+        except StoreStopped as stopped:
+            try:
+                store = connect(self.store.url, namespace=self._key[2], create=False)
+                anew = Shared._open[self._key] = Shared(cast("Whole", store), self._key[2])
+            except StoreError:
+                raise stopped from None  # which says what to do
+            _log.warning("opened anew: %s", stopped)
+            with suppress(StoreError):
+                self._close()
+            return anew
+        return self
 
     def leave(self) -> None:
         """One user less. What was acknowledged is settled before the store is closed.
