@@ -102,8 +102,9 @@ async def test_fast_jobs_are_claimed_ahead_by_the_pace_they_end_at(rig: Rig) -> 
     async with rig.worker(concurrency=5, open_store=rig.spied):
         await rig.drained()
     assert claimed[0] == 5
-    # A thousand a second by the clock of the store, and 150 milliseconds of that are claimed ahead.
-    assert 100 <= max(claimed) <= 160
+    # A thousand a second by the clock of the store, and 150 milliseconds of that are claimed ahead;
+    # the next ones when half of them is left, from a store whose claims don't wait.
+    assert 60 <= max(claimed) <= 95
 
 
 async def test_what_was_claimed_ahead_of_a_slow_job_goes_back(rig: Rig) -> None:
