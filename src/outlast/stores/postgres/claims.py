@@ -51,21 +51,23 @@ _PROMOTE = (
     " FOR UPDATE SKIP LOCKED)) RETURNING line) SELECT line, count(*) FROM p GROUP BY line"
 )
 _ORDER = "priority DESC, rank, due, seq"
+# Rows that are locked here are found again by where they lie: they can't move meanwhile. One that
+# somebody has changed just now lies elsewhere, and whoever changes one of these says so.
 _ONE_LINE = (
-    f"SELECT seq FROM @jobs WHERE line = $1::int AND state = 1 AND lane IS NULL ORDER BY {_ORDER}"
+    f"SELECT ctid FROM @jobs WHERE line = $1::int AND state = 1 AND lane IS NULL ORDER BY {_ORDER}"
     " LIMIT $2::int FOR UPDATE SKIP LOCKED"
 )
 # Each line gives as many as it has among the first of all; then only those are locked.
 _MERGED = (
-    "SELECT p.seq FROM (SELECT t.line, count(*) AS n FROM (SELECT l.line, j.* FROM"
+    "SELECT p.at FROM (SELECT t.line, count(*) AS n FROM (SELECT l.line, j.* FROM"
     " unnest($1::int[]) AS l(line), LATERAL (SELECT priority, rank, due, seq FROM @jobs"
     f" WHERE line = l.line AND state = 1 AND lane IS NULL ORDER BY {_ORDER} LIMIT $2::int) AS j"
-    f" ORDER BY {_ORDER} LIMIT $2::int) AS t GROUP BY t.line) AS q, LATERAL (SELECT seq FROM @jobs"
-    f" WHERE line = q.line AND state = 1 AND lane IS NULL ORDER BY {_ORDER} LIMIT q.n"
+    f" ORDER BY {_ORDER} LIMIT $2::int) AS t GROUP BY t.line) AS q, LATERAL (SELECT ctid AS at"
+    f" FROM @jobs WHERE line = q.line AND state = 1 AND lane IS NULL ORDER BY {_ORDER} LIMIT q.n"
     " FOR UPDATE SKIP LOCKED) AS p"
 )
 _CHOSEN = (
-    "SELECT seq FROM @jobs WHERE seq = ANY($1::bigint[]) AND state + 0 = 1 LIMIT $2::int"
+    "SELECT ctid FROM @jobs WHERE seq = ANY($1::bigint[]) AND state + 0 = 1 LIMIT $2::int"
     " FOR UPDATE SKIP LOCKED"
 )
 _FENCES = 2**63 - 2
@@ -73,7 +75,7 @@ _TAKE = (
     "UPDATE @jobs SET state = 3, receipt = $3::bytea, lease = $4::float8, worker = $5::text,"
     f" started_at = $6::float8, attempt = {plus('attempt', 1)},"
     f" fence = greatest(least(fence, {_FENCES}) + 1, $7::bigint)"
-    " WHERE seq = ANY(ARRAY({})) AND state + 0 = 1"
+    " WHERE ctid = ANY(ARRAY({})) AND state + 0 = 1"
     f" RETURNING {LIVE}"
 )
 TAKE_ONE_LINE, TAKE_MERGED, _TAKE_CHOSEN = map(_TAKE.format, (_ONE_LINE, _MERGED, _CHOSEN))

@@ -184,6 +184,8 @@ class Answers:
         seq, _, line, before, _, lane, _ = row
         row[6] = opts_of(job)
         await turn.execute(_CALL, job.payload, row[6], seq)
+        # Whoever claims at this very moment may have missed it.
+        turn.tell(WORK, ((await turn.name(line))[0],))
         if job.on_repeat == "throttle":
             return
         due, expires = times(job, turn.now)
@@ -193,7 +195,6 @@ class Answers:
         turn.moved(line, before, state)
         if lane is not None:
             await free_lanes(turn, [lane])
-        turn.tell(WORK, ((await turn.name(line))[0],))
 
 
 async def answer(turn: Turn, jobs: Sequence[Job], owners: Sequence[Op[Any]] | None) -> Answers:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from outlast.job import DAY, Failure, Job, Progress, Status
 from outlast.stores.postgres.schema import CANCELLED, DEAD, DONE, HELD, READY, RUNNING, WAITING
@@ -52,6 +53,8 @@ _INFINITY = float("inf")
 DAMAGE = (ValueError, KeyError, TypeError, msgspec.MsgspecError)
 """What ``job_from`` raises for a row that nobody of us has written so."""
 _MOST = 2**31 - 2
+_HEADERS = '"headers":'
+"""In the options of a job that has some: these are seldom those of another."""
 
 
 class Opts(Struct, frozen=True, omit_defaults=True):
@@ -132,45 +135,76 @@ def plus(count: str, by: str | int) -> str:
     return f"least({count}, {_MOST}) + {by}"
 
 
+def _bare(text: str | None, name: tuple[str, str | None], state: int) -> Job:
+    """What a job has from its options, its line and its state."""
+    opts = _loaded(text)
+    return Job(
+        id="",
+        queue=name[0],
+        task=name[1],
+        codec=opts.codec,
+        headers=opts.headers,
+        max_attempts=opts.max_attempts,
+        max_crashes=opts.max_crashes,
+        timeout=opts.timeout,
+        digest=opts.digest,
+        keep_key=opts.keep_key,
+        key_queued=opts.key_queued,
+        keep=opts.keep,
+        status=_STATUS[state],
+    )
+
+
+_model = lru_cache(maxsize=1024)(_bare)
+
+
 def job_from(row: Sequence[Any], name: tuple[str, str | None], attempt: int = 0) -> Job:
     """The job of a row, read by ``LIVE`` or ``ENDED``; ``attempt`` is added to what it says.
 
     Raises one of ``DAMAGE`` for a row that was damaged, or written by hand.
     """
-    opts = _loaded(row[6])
-    due, failure, progress = row[10], row[17], row[18]
-    return Job(
-        id=row[1],
-        queue=name[0],
-        task=name[1],
-        payload=row[4],
-        codec=opts.codec,
-        headers=opts.headers,
-        priority=row[8],
-        rank=row[9],
+    (
+        _, id_, _, state, payload, created_at, text, before, priority, rank, due, key, lane,
+        expires_at, failures, crashes, suspect, failure, progress, worker, started_at, _,
+        finished_at, result,
+    ) = row  # fmt: skip
+    if (
+        key is lane is expires_at is failure is progress is finished_at is result is None
+        and due == _INFINITY
+        and not (priority or rank or failures or crashes or suspect)
+        and (text is None or _HEADERS not in text)
+    ):
+        # What most are when they are claimed: few fields are to be set, which takes a third.
+        return replace(
+            _model(text, name, state),
+            id=id_,
+            payload=payload,
+            attempt=before + attempt,
+            created_at=created_at,
+            started_at=started_at,
+            worker=worker,
+        )
+    return replace(
+        _bare(text, name, state),
+        id=id_,
+        payload=payload,
+        priority=priority,
+        rank=rank,
         run_at=None if due == _INFINITY else due,
-        expires_at=row[13],
-        attempt=row[7] + attempt,
-        failures=row[14],
-        crashes=row[15],
-        suspect=row[16],
-        max_attempts=opts.max_attempts,
-        max_crashes=opts.max_crashes,
-        timeout=opts.timeout,
-        key=row[11],
-        digest=opts.digest,
-        keep_key=opts.keep_key,
-        key_queued=opts.key_queued,
-        keep=opts.keep,
-        lane=row[12],
-        status=_STATUS[row[3]],
-        created_at=row[5],
-        started_at=row[20],
-        finished_at=row[22],
+        expires_at=expires_at,
+        attempt=before + attempt,
+        failures=failures,
+        crashes=crashes,
+        suspect=suspect,
+        key=key,
+        lane=lane,
+        created_at=created_at,
+        started_at=started_at,
+        finished_at=finished_at,
         failure=None if failure is None else _load_failure(failure),
-        result=row[23],
+        result=result,
         progress=None if progress is None else _load_progress(progress),
-        worker=row[19],
+        worker=worker,
     )
 
 
