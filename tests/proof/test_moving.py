@@ -1,4 +1,8 @@
-"""A move killed at each of its steps: no job is lost, none runs twice, none is in two places."""
+"""A move killed at each of its steps: no job is lost, none runs twice, none is in two places.
+
+A step is a write to a file, a call of a store, or a statement of the PostgreSQL driver: before it,
+and behind. By default some of them; with ``OUTLAST_FULL_CASES`` every one, on all pairs of stores.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import apsw
+import asyncpg
 import pytest
 from tests.proof.processes import fork, in_child
 from tests.proof.stores import sqlite_store
@@ -28,6 +33,13 @@ if TYPE_CHECKING:
 
     from tests.proof.vfs import Op
 
+FULL = "OUTLAST_FULL_CASES" in os.environ
+KINDS = ("sqlite", "postgresql", "redis")
+CALLS = [f"{a}-{b}" for a in KINDS for b in KINDS if FULL and (a, b) != ("sqlite", "sqlite")] or [
+    "postgresql-redis", "redis-sqlite",
+]  # fmt: skip
+STATEMENTS = ["sqlite-postgresql", *(["postgresql-sqlite", "postgresql-postgresql"] * FULL)]
+HOURS = 4 * 3600 if FULL else 600
 JOBS = 12
 BITE = 4
 REST = 1_000_000
@@ -70,7 +82,7 @@ class Places:
         kind = self._kinds[which]
         if kind == "sqlite":
             return sqlite_store(self.folder / ("from.db", "to.db")[which], vfs=vfs)
-        space = f"kill{self._number}"
+        space = f"kill{self._number}{'ab'[which]}"
         if kind == "redis":
             return connect(
                 shared(RedisServer).url(), namespace=space, durability=Durability.PROCESS
@@ -141,21 +153,23 @@ async def move_once(places: Places, vfs: str | None = None, killer: Killer | Non
     await source.close()
 
 
+def burning(real: Any, killer: Killer) -> Any:
+    """The same call, before which the process may die, and behind."""
+
+    async def call(*values: Any, **named: Any) -> Any:
+        killer.burn()
+        answer = await real(*values, **named)
+        killer.burn()
+        return answer
+
+    return call
+
+
 def burn_at_calls(store: Any, killer: Killer) -> None:
     """Each call of ``Movable`` is a write to a server: it may die before that, or behind."""
     names = "departure depart stay pack discard expect arrived unpack unexpect"
-
-    def burning(real: Any) -> Any:
-        async def call(*values: Any) -> Any:
-            killer.burn()
-            answer = await real(*values)
-            killer.burn()
-            return answer
-
-        return call
-
     for name in names.split():
-        setattr(store, name, burning(getattr(store, name)))
+        setattr(store, name, burning(getattr(store, name), killer))
 
 
 def life(places: Places, nth: int) -> None:
@@ -167,6 +181,14 @@ def life(places: Places, nth: int) -> None:
 def life_by_calls(places: Places, nth: int) -> None:
     """One that dies at a call of a store."""
     asyncio.run(move_once(places, None, Killer(nth)))
+
+
+def life_by_statements(places: Places, nth: int) -> None:
+    """One that dies at a statement: in the middle of a transaction, or when its COMMIT is done."""
+    killer = Killer(nth)
+    for name in ("execute", "fetch", "fetchval", "fetchrow"):
+        setattr(asyncpg.Connection, name, burning(getattr(asyncpg.Connection, name), killer))
+    asyncio.run(move_once(places))
 
 
 def live(body: Any, places: Places, nth: int) -> bool:
@@ -199,14 +221,14 @@ def kill_and_judge(body: Any, places: Places, nth: int, again: int) -> bool:
     return ended
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(HOURS)
 def test_killed_at_each_write(tmp_path: Path) -> None:
     filled = tmp_path / "filled"
     filled.mkdir()
     in_loop(fill, Places(filled))
     nth, ended, killed = 0, False, 0
     while not ended:
-        nth += 4
+        nth += 1 if FULL else 4
         folder = tmp_path / str(nth)
         shutil.copytree(filled, folder)
         ended = kill_and_judge(life, Places(folder), nth, 11 + nth % 17)
@@ -214,19 +236,34 @@ def test_killed_at_each_write(tmp_path: Path) -> None:
     assert killed >= 10
 
 
-@pytest.mark.needs("servers", "redis")
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("kinds", ["sqlite-postgresql", "postgresql-redis", "redis-sqlite"])
-def test_killed_at_calls_of_servers(kinds: str, tmp_path: Path) -> None:
+def kill_at_some(body: Any, kinds: str, folder: Path, some: tuple[int, ...]) -> None:
+    """At these steps, or at each until one life comes to its end."""
     # Here, and not in a child that ends, is where the servers belong.
     for kind, server in (("postgresql", PostgresServer), ("redis", RedisServer)):
         if kind in kinds:
             shared(server)
     killed = 0
-    for n, nth in enumerate((7, 14, 22)):
-        folder = tmp_path / str(nth)
-        folder.mkdir()
-        places = Places(folder, kinds, next(_numbers))
+    for nth in itertools.count(1) if FULL else some:
+        mine = folder / str(nth)
+        mine.mkdir()
+        places = Places(mine, kinds, next(_numbers))
         in_loop(fill, places)
-        killed += not kill_and_judge(life_by_calls, places, nth, 5 + n)
+        ended = kill_and_judge(body, places, nth, 5 + nth % 13)
+        killed += not ended
+        if ended and FULL:
+            break
     assert killed >= 2
+
+
+@pytest.mark.needs("servers", "redis")
+@pytest.mark.timeout(HOURS)
+@pytest.mark.parametrize("kinds", CALLS)
+def test_killed_at_calls_of_servers(kinds: str, tmp_path: Path) -> None:
+    kill_at_some(life_by_calls, kinds, tmp_path, (7, 14, 22))
+
+
+@pytest.mark.needs("servers")
+@pytest.mark.timeout(HOURS)
+@pytest.mark.parametrize("kinds", STATEMENTS)
+def test_killed_at_statements(kinds: str, tmp_path: Path) -> None:
+    kill_at_some(life_by_statements, kinds, tmp_path, (23, 61, 90))
