@@ -20,7 +20,7 @@ from outlast.desk import Desk
 from outlast.errors import ConfigurationError, DuplicateTask
 from outlast.handle import Handle
 from outlast.job import DAY
-from outlast.limits import check_count, check_name
+from outlast.limits import MAX_PAYLOAD, check_count, check_name
 from outlast.location import find_url, pin
 from outlast.options import task_options
 from outlast.store import Durability
@@ -119,7 +119,7 @@ class Outlast(Boxes):
         self._durability = _class(durability)
         self._create = create
         self._keys = keys
-        self._max_bytes = check_count("max_payload", max_payload)
+        self._max_bytes = check_count("max_payload", max_payload, MAX_PAYLOAD)
         self._max_depth = check_count("max_depth", max_depth)
         self._clock = SystemClock() if clock is None else clock
         self._chance = SystemChance() if chance is None else chance

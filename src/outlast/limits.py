@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = [
     "MAX_ID",
     "MAX_KEY",
+    "MAX_PAYLOAD",
     "MAX_PRIORITY",
     "REPEATS",
     "check_count",
@@ -32,6 +33,8 @@ __all__ = [
 ]
 
 MAX_ID = 128
+MAX_PAYLOAD = 1 << 28
+"""Bytes, to which an app's own limit may be raised; stores have theirs from 512 MB on."""
 MAX_KEY = 512
 MAX_PRIORITY = 100
 REPEATS = frozenset(get_args(OnRepeat))
@@ -66,10 +69,11 @@ def _plain(name: str) -> bool:
     return _NAME.fullmatch(name) is not None
 
 
-def check_count(name: str, value: int) -> int:
+def check_count(name: str, value: int, most: int | None = None) -> int:
     """A setting that counts something. Raises ``ConfigurationError`` naming it."""
-    if type(value) is not int or value < 1:
-        raise ConfigurationError(f"{name}={shown(value)}: use a whole number from 1 up")
+    if type(value) is not int or value < 1 or (most is not None and value > most):
+        to = "up" if most is None else f"to {most}"
+        raise ConfigurationError(f"{name}={shown(value)}: use a whole number from 1 {to}")
     return value
 
 

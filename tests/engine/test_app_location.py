@@ -112,6 +112,7 @@ def test_the_app_shows_no_password_either() -> None:
         ({"namespace": "a b"}, "namespace 'a b'"),
         ({"max_payload": 0}, "max_payload=0"),
         ({"max_payload": 1.5}, "max_payload=1.5"),
+        ({"max_payload": 1 << 29}, "max_payload=536870912.*to 268435456"),
         ({"max_depth": -1}, "max_depth=-1"),
         ({"durability": "power"}, "durability='power'.*Durability.POWER"),
         ({"durability": 2}, "durability=2"),
