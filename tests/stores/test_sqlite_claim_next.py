@@ -13,10 +13,12 @@ from tests.conformance.steps import add, claim_next, ids, job, never, soon, star
 from tests.conformance.test_claim_next import parked
 from tests.engine.rig import until
 
+from outlast import Outlast
 from outlast.job import Alike, done, give_back
 from outlast.store import Feature
 from outlast.stores.sqlite import asking
 from outlast.stores.sqlite.claims import claim
+from outlast.stores.sqlite.store import SqliteStore
 from outlast.stores.sqlite.writer import GROUP
 
 if TYPE_CHECKING:
@@ -282,3 +284,25 @@ async def test_large_claims_that_wait_hold_nobody_up(store: Any) -> None:
     store._writer._wake.set()
     async with asyncio.timeout(60):
         await adding
+
+
+async def test_what_came_starts_before_a_worker_asks_for_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There was less than it asked for, so that the next claim is one that waits."""
+    app, ask, seen = Outlast(f"sqlite:///{tmp_path}/jobs.db"), SqliteStore.claim_next, []
+
+    @app.task(name="note")
+    async def note(n: int) -> None:
+        seen.append(f"ran {n}")
+
+    async def claim_next(*how: Any) -> Any:
+        seen.append("asked")
+        return await ask(*how)
+
+    monkeypatch.setattr(SqliteStore, "claim_next", claim_next)
+    async with app:
+        await app.enqueue_many([note.call(n) for n in range(3)])
+        async with app.worker(concurrency=5):
+            await until(lambda: seen.count("asked") > 1)
+    assert seen[:5] == ["asked", "ran 0", "ran 1", "ran 2", "asked"]

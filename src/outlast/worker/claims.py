@@ -142,6 +142,9 @@ class Claims:
             if claims:
                 self._fruitless = 0
                 self._crew.accept(claims)
+                if len(claims) < want:
+                    # The next claim is one that waits: what has come starts before it is made.
+                    await self._clock.sleep(0)
             if len(claims) < want and self._prompt is None and not self._stopped:
                 await self._wait()
 
