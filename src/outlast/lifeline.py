@@ -186,11 +186,17 @@ class Lifeline:
                 )
         if not ids:
             self._map[_FLAGS_AT] |= _NO_BLAME
-        self.note(message)
+        _write_message(self._map, message)
 
-    def note(self, message: str) -> None:
-        """Before a process ends itself: why, whoever is to blame."""
+    def accuse(self, message: str) -> None:
+        """Before a broken process ends itself: any job in it may have done that.
+
+        One whose function has returned as well, since what it broke shows only later.
+        """
         if self._map is not None:
+            for at in list(self._taken.values()):
+                if self._map[at + _STATE_AT] == _RETURNED:
+                    self._map[at + _STATE_AT] = _BESIDE
             _write_message(self._map, message)
 
     def release(self) -> None:

@@ -63,6 +63,11 @@ def poison(app: Outlast) -> None:
             task.cancel()
         await asyncio.sleep(3600)
 
+    @app.task(name="closes-descriptors")
+    async def closes_descriptors() -> None:
+        say("start")
+        os.closerange(3, 1000)
+
 
 def make(url: str | None = None) -> Outlast:
     """The program; with ``CASES_NEW_KIND`` in the environment it knows one task more.

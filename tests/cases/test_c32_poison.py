@@ -32,7 +32,7 @@ def test_c32(rig: Rig) -> None:
     assert all(1 <= number <= 2 for number in rig.ends(others))
 
 
-@pytest.mark.parametrize("task", ["stops-the-loop", "cancels-everything"])
+@pytest.mark.parametrize("task", ["stops-the-loop", "cancels-everything", "closes-descriptors"])
 def test_a_task_that_breaks_the_event_loop_is_poison_too(rig: Rig, task: str) -> None:
     # Blamed on nobody, as an end of the worker's own would be, it breaks each process that comes.
     neighbour, poison = rig.enqueue(("nap", 1.0), (task,))

@@ -250,6 +250,21 @@ def test_with_more_started_than_there_are_slots_nothing_is_claimed_to_be_known(
         forget(tmp_path, "w-1")
 
 
+def test_in_a_broken_process_what_has_returned_is_under_suspicion_too(tmp_path: Path) -> None:
+    line = Lifeline(tmp_path, "w-1")
+    line.hold()
+    for id in "abc":
+        line.mark_started(id, False)
+    line.mark_ended("b")
+    line.mark_ended("c")
+    line.mark_settled("c")
+    line.accuse("a task broke the event loop")
+    line.abandon()
+    ((_, death),) = dead(tmp_path)
+    assert (death.started, death.blamed, death.sole) == (frozenset("ab"), frozenset("ab"), False)
+    assert death.message == "a task broke the event loop"
+
+
 def test_slots_are_used_again(tmp_path: Path) -> None:
     line = Lifeline(tmp_path, "w-1", 2)
     line.hold()

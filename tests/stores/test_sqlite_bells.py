@@ -21,6 +21,7 @@ from outlast.errors import StoreUnavailable
 from outlast.job import Failure, dead, done, give_back
 from outlast.stores.news import ENDED
 from outlast.stores.sqlite import files
+from outlast.stores.sqlite.bell import Bell
 from outlast.stores.sqlite.store import SqliteStore
 
 if TYPE_CHECKING:
@@ -66,6 +67,24 @@ def test_a_waiting_process_is_woken_by_another(db: Path, opened: Opener) -> None
             got, moment = child.hear(60)
             assert got == f"job-{n}"
             assert moment - began < SOON
+
+
+def test_a_way_to_others_that_was_closed_behind_its_back_is_found_anew(tmp_path: Path) -> None:
+    """Other code of the process may close what is not its own; who committed is not to fail."""
+    os.mkfifo(tmp_path / "other.bell")
+    ear = os.open(tmp_path / "other.bell", os.O_RDWR | os.O_NONBLOCK)
+    bell = Bell(tmp_path, "own", refuse)
+    try:
+        bell.ring(ENDED)
+        assert os.read(ear, 10) == bytes([ENDED])
+        for descriptor in bell._others.values():
+            os.close(descriptor)
+        bell.ring(ENDED)
+        bell.ring(ENDED)
+        assert os.read(ear, 10) == bytes([ENDED])
+    finally:
+        bell.close()
+        os.close(ear)
 
 
 async def test_whoever_awaits_a_result_is_woken_by_another_process(

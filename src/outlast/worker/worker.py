@@ -278,7 +278,7 @@ class Worker:
             raise
 
     def broken(self, how: str) -> None:
-        """A task broke the event loop: end the process by ``quit``, with what runs under suspicion.
+        """A task broke the event loop: end the process by ``quit``, all it held under suspicion.
 
         In order, the jobs would be given back with nobody blamed, and the one that did it would
         break the next process, for ever. Does nothing without ``quit``.
@@ -288,7 +288,7 @@ class Worker:
         message = f"a task broke the event loop: {how}"
         log.error("%s; this process ends", message)
         if self.marks is not None:
-            self.marks.note(message)
+            self.marks.accuse(message)
         self._quit()
 
     async def _beat(self, crew: Crew, claims: Claims, watch: Watch) -> None:

@@ -144,7 +144,12 @@ class Bell:
                         path.unlink()
 
     def _forget(self, name: str) -> None:
-        os.close(self._others.pop(name))
+        try:
+            os.close(self._others.pop(name))
+        except OSError as error:
+            if error.errno != errno.EBADF:
+                raise
+            # Other code of this process has closed it. What was committed is to be answered still.
         self._listed = (0, 0)
 
     def close(self) -> None:
