@@ -11,14 +11,18 @@ import sys
 import threading
 import time
 import timeit
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from outlast import ConfigurationError, StoreUnavailable, lifeline
-from outlast.job import Death
+from outlast.clock import SystemClock
+from outlast.job import Death, Job
 from outlast.lifeline import Lifeline, SupervisorLock, adopt, dead, forget, write_cause
+from outlast.stores.sqlite.store import SqliteStore
 from outlast.worker.neighbours import Neighbours
+from outlast.worker.side import Outage
+from outlast.worker.tend import Upkeep
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -411,3 +415,21 @@ def test_a_look_at_the_neighbours_misses_nobody_who_comes_or_goes(
     settle()
     assert neighbours.same(tmp_path)
     neighbours.close()
+
+
+async def test_who_takes_over_from_the_dead_leaves_nothing_of_them(tmp_path: Path) -> None:
+    """Else it would be told of them again, and again, as long as there is a worker."""
+    store = SqliteStore(str(tmp_path / "it.db"))
+    await store.open()
+    gone = Lifeline(store.lifelines or "", "gone")
+    gone.hold()
+    await store.add([Job(id="a")])
+    await store.claim(["default"], [None], 1, 60.0, "gone")
+    gone.abandon()
+    clock = SystemClock()
+    nobody: Any = None
+    upkeep = Upkeep(nobody, clock, Outage(clock, 15.0), worker="w", queues=(), tasks=(), lease=15.0)
+    await upkeep.bury(store)
+    assert (await store.depth("default")).ready == 1
+    assert dead(store.lifelines or "") == []
+    await store.close()

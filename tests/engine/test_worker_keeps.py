@@ -435,6 +435,24 @@ async def test_runs_learn_when_their_lease_is_over_with_the_store_away(rig: Rig)
     assert states == [False, True, False], "nobody had taken it"
 
 
+async def test_what_ends_while_its_lease_is_over_counts_if_nobody_took_it(rig: Rig) -> None:
+    go_on = asyncio.Event()
+
+    @rig.app.task(name="slow")
+    async def slow() -> bool:
+        await go_on.wait()
+        return current().lease_lost
+
+    handle = await slow.enqueue()
+    async with rig.worker(lease=15, open_store=rig.spied):
+        await rig.pass_time(5)
+        rig.before["renew"] = away
+        await rig.pass_time(20)
+        go_on.set()
+        assert await handle.result(60) is True
+    assert (await rig.job(handle.id)).attempt == 1
+
+
 async def test_an_old_verdict_does_not_let_go_of_a_newer_claim(rig: Rig) -> None:
     gate = Gate(rig)
     answer = asyncio.Event()

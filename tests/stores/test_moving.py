@@ -163,6 +163,10 @@ async def test_all_that_was_stored_comes_along(pair: Pair) -> None:
     }
     assert await left_behind(source) == 0
     assert await source.find(limit=100) == []
+    mark = await cast("Movable", source).departure()
+    assert mark is not None
+    assert mark.stage == "moved"
+    assert await cast("Movable", target).arrived(mark.id) is None, "it is over, and forgotten"
 
 
 async def test_keys_hold_and_are_remembered_as_long(pair: Pair) -> None:
@@ -373,6 +377,15 @@ async def test_begun_to_one_place_it_doesnt_go_to_another(pair: Pair) -> None:
     await out.depart(Departure(id="m", to="elsewhere://"), None)
     with pytest.raises(MoveRefused, match="on their way to elsewhere:// already"):
         await pair.move(source, target)
+
+
+async def test_not_into_what_is_being_left(pair: Pair) -> None:
+    source, target = await pair.source.open(), await pair.target.open()
+    await add(source, job("a", task="t"))
+    await cast("Movable", target).depart(Departure(id="m", to="elsewhere://"), None)
+    with pytest.raises(MoveRefused, match="themselves on their way to elsewhere://"):
+        await pair.move(source, target)
+    assert [each.job.id for each in await take(source, tasks=["t"])] == ["a"]
 
 
 async def test_not_into_itself(pair: Pair) -> None:

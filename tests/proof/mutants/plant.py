@@ -55,7 +55,7 @@ def run_planted(bug: Bug, seconds: float = 240.0) -> Outcome:
         # What a bug lets hang need not hang for as long as a busy machine may take.
         words += [
             "-o",
-            "timeout=15",
+            "timeout=30",
             "-p",
             "no:cacheprovider",
             "-o",
