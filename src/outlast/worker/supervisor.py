@@ -185,7 +185,14 @@ class _Supervisor:
     def _stop(self) -> None:
         self._stops += 1
         self._due.clear()
-        log.info("stopping" if self._stops == 1 else "stopping at once")
+        if self._stops == 1:
+            log.info(
+                "stopping: what runs may end within %g s, and then is given back; a second signal"
+                " gives it back at once",
+                self._options.grace,
+            )
+        else:
+            log.info("stopping at once")
         for child in self._children:
             self._end(child, "stop" if self._stops == 1 else "hurry")
 

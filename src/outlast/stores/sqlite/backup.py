@@ -75,9 +75,10 @@ def _copy(connection: apsw.Connection, part: Path) -> tuple[int, int]:
             while not running.done:
                 running.step()
         copy.pragma("journal_mode", "delete")
-        found = copy.pragma("integrity_check")
-        if found != "ok":
-            raise StoreDamaged(f"the copy of the store is damaged: {found}; it was not kept")
+        faults = [fault for (fault,) in copy.execute("PRAGMA integrity_check(3)")]
+        if faults != ["ok"]:
+            told = " ".join("; ".join(faults).split())
+            raise StoreDamaged(f"the copy of the store is damaged and was not kept: {told:.300}")
         jobs, live = copy.execute(_COUNT).get
     finally:
         copy.close()
