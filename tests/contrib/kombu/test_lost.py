@@ -7,18 +7,21 @@ from typing import TYPE_CHECKING, Any
 
 import kombu
 import pytest
-from celery import Celery
+from celery import Celery, chain
 from celery.worker import state
+from kombu.exceptions import OperationalError
 from tests.contrib.kombu.rig import PATIENCE, Rig
 from tests.contrib.kombu.store import look
 from tests.proof.patience import until
 from tests.servers import PostgresServer
 
 import outlast.contrib.kombu  # noqa: F401  kombu alone reads no entry points before a URL
+from outlast.contrib.kombu import channel as channel_module
 from outlast.contrib.kombu.messages import job_for
+from outlast.contrib.kombu.places import Places
 from outlast.contrib.kombu.results import OutlastResults
 from outlast.contrib.kombu.shared import Shared
-from outlast.errors import StoreStopped, StoreUnavailable
+from outlast.errors import EnqueueUncertain, StoreStopped, StoreUnavailable
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -97,6 +100,40 @@ def test_what_was_acknowledged_while_the_store_is_away_is_stored_when_it_is_back
     again.close()
 
 
+@pytest.mark.parametrize("unsure", [True, False])
+def test_what_follows_a_task_waits_for_a_store_that_is_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unsure: bool
+) -> None:
+    """Celery gives it up after a second: the chain is broken, and its task has failed."""
+    app: Any = Celery("sends", broker=f"outlast+sqlite:///{tmp_path}/app.db", set_as_current=False)
+    monkeypatch.setattr(channel_module, "PAUSE", 0.0)
+    app.conf.task_publish_retry_policy = {"max_retries": 0}
+    tries = 0
+
+    def away(method: Any) -> Any:
+        def call(*given: Any) -> Any:
+            nonlocal tries
+            tries += 1
+            if tries in (3, 7):
+                return method(*given)
+            if unsure and tries > 3:
+                raise EnqueueUncertain("nobody knows")
+            raise StoreUnavailable("away")
+
+        return call
+
+    monkeypatch.setattr(Shared, "add", away(Shared.add))
+    monkeypatch.setattr(Places, "declare_queue", away(Places.declare_queue))
+    app.amqp._retry_publish(app.send_task, "t", (1,))
+    assert tries == 7
+    with app.connection_for_read() as connection:
+        assert connection.default_channel._size("celery") == 1
+    with pytest.raises(OperationalError):
+        app.send_task("t", (1,))
+    app.pool.force_close_all()
+    app.close()
+
+
 def test_a_store_that_was_given_up_is_opened_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -153,22 +190,29 @@ def test_a_server_that_is_restarted_has_no_task_run_twice_and_no_result_lost(
     rig = Rig(tmp_path, f"outlast+{server.url()}")
     rig.backend = rig.broker
     try:
-        rig.worker("-c", "2", "-P", "threads")
-        gate = tmp_path / "another gate"
-        sent = [rig.send("hold", 1, rig.gate), rig.send("hold", 2, str(gate))]
-        until(lambda: sorted(rig.starts()) == [1, 2], PATIENCE, "both run")
+        rig.worker("-c", "4", "-P", "threads")
+        gates = [tmp_path / "another gate", tmp_path / "a third gate"]
+        note = rig.app.signature("note", ())
+        warm = chain(rig.app.signature("note", (0,)), note).apply_async()
+        assert warm.get(timeout=PATIENCE) == 0
+        first = rig.app.signature("hold", (4, str(gates[1])))
+        sent = [rig.send("hold", 1, rig.gate), rig.send("hold", 2, str(gates[0]))]
+        sent.append(chain(first, note).apply_async())
+        until(lambda: sorted(rig.starts()) == [1, 2, 4], PATIENCE, "all run")
         server.stop()
         until(lambda: "Connection to broker lost" in rig.text(), PATIENCE, "it is heard")
-        gate.touch()
-        rig.wait_for(2)
-        until(lambda: "waits to be stored" in rig.text(), PATIENCE, "its result has to wait")
+        for gate in gates:
+            gate.touch()
+        rig.wait_for(2, 4)
+        for what in ("the end of a task waits", "what follows a task waits"):
+            until(lambda what=what: what in rig.text(), PATIENCE, what)  # type: ignore[misc]
         server.start()
         sent.append(rig.send("note", 3))
         rig.wait_for(3)
         rig.open_gate()
-        assert [each.get(timeout=PATIENCE) for each in sent] == [1, 2, 3]
+        assert [each.get(timeout=PATIENCE) for each in sent] == [1, 2, 4, 3]
         until(lambda: look(rig)[0].live == 0, PATIENCE, "all are acknowledged")
-        assert sorted(rig.starts()) == [1, 2]
+        assert sorted(rig.starts()) == [1, 2, 4]
         assert "Traceback" not in rig.text()
     finally:
         rig.close()

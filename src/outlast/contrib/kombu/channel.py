@@ -7,7 +7,7 @@ import threading
 from collections import deque
 from concurrent.futures import wait
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from kombu.exceptions import OperationalError
 from kombu.transport import virtual
@@ -17,8 +17,8 @@ from outlast.contrib.kombu.batch import PublishBatch
 from outlast.contrib.kombu.calls import finish
 from outlast.contrib.kombu.messages import delivered, encode, job_for, note_ids, noted_ids
 from outlast.contrib.kombu.names import our_name
-from outlast.contrib.kombu.running import running
-from outlast.errors import EnqueueUncertain, StoreError
+from outlast.contrib.kombu.running import follows, running
+from outlast.errors import EnqueueUncertain, StoreError, StoreStopped, StoreUnavailable
 from outlast.limits import MAX_PRIORITY
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["Channel"]
 
 _log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 WINDOW = 100
 """Messages taken at once by a consumer that sets no limit."""
@@ -40,6 +41,8 @@ MOST = 100
 """Messages that are claimed ahead at most."""
 CAREFUL = 3
 """Deliveries after which a message is handed out alone, since it may be what kills its workers."""
+PAUSE = 0.5
+"""Seconds between two tries to store what follows a task, while the store is away."""
 STALE = 0.25
 """Seconds after which what was claimed ahead goes back, if nothing of it was wanted meanwhile."""
 
@@ -100,12 +103,26 @@ class Channel(virtual.Channel):
     def basic_publish(
         self, message: dict[str, Any], exchange: str, routing_key: str, **kwargs: Any
     ) -> None:
-        jobs = self.jobs(message, exchange, routing_key)
+        jobs = self._patiently(lambda: self.jobs(message, exchange, routing_key))
         try:
-            self.shared.add(jobs)
+            self._patiently(lambda: self.shared.add(jobs))
         except EnqueueUncertain:
             note_ids(message, jobs)
             raise
+
+    def _patiently(self, what: Callable[[], T]) -> T:
+        """Do it; for what follows a task that has run, again and again until the store is back."""
+        told = False
+        while True:
+            try:
+                return what()
+            except (StoreUnavailable, EnqueueUncertain) as error:
+                if isinstance(error, StoreStopped) or not follows():
+                    raise
+                if not told:
+                    _log.warning("what follows a task waits to be stored: %s", error)
+                told = True
+                threading.Event().wait(PAUSE)
 
     def jobs(
         self, message: dict[str, Any], exchange: str, routing_key: str, **kwargs: Any
@@ -163,7 +180,7 @@ class Channel(virtual.Channel):
         if passive and self.shared.places.exchange_kind(name) is not None:
             return
         super().exchange_declare(exchange, type, durable, auto_delete, arguments, nowait, passive)
-        self.shared.places.declare_exchange(name, type or "direct")
+        self._patiently(lambda: self.shared.places.declare_exchange(name, type or "direct"))
 
     def exchange_delete(self, exchange: str, if_unused: bool = False, nowait: bool = False) -> None:
         self.shared.places.delete_exchange(exchange)
@@ -188,7 +205,7 @@ class Channel(virtual.Channel):
         ]
 
     def _queue_bind(self, exchange: str, routing_key: str, pattern: Any, queue: str) -> None:
-        self.shared.places.bind(exchange, routing_key, pattern, queue)
+        self._patiently(lambda: self.shared.places.bind(exchange, routing_key, pattern, queue))
 
     def queue_unbind(
         self,
@@ -209,7 +226,8 @@ class Channel(virtual.Channel):
         wanted = ("durable", "auto_delete", "exclusive", "arguments")
         if options.get("auto_delete"):
             self._fleeting.add(queue)
-        self.shared.places.declare_queue(queue, {name: options.get(name) for name in wanted})
+        given = {name: options.get(name) for name in wanted}
+        self._patiently(lambda: self.shared.places.declare_queue(queue, given))
 
     def _has_queue(self, queue: str, **kwargs: Any) -> bool:
         return self.shared.places.queue(queue) is not None

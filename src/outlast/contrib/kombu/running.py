@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-__all__ = ["running"]
+__all__ = ["follows", "running"]
 
 TRIES = 100
 """Requests come and go in other threads while they are looked at."""
@@ -22,6 +22,16 @@ def running() -> set[str]:
         except RuntimeError:
             continue
     return set()
+
+
+def follows() -> bool:
+    """Whether a worker sends here what follows a task that has run.
+
+    Celery gives that up after a second, and then takes the task for failed (5.7 tells so).
+    """
+    amqp: Any = sys.modules.get("celery.app.amqp")
+    told = getattr(amqp, "_callback_publish_retry", None)
+    return told is not None and bool(told.get())
 
 
 def _goes_on(request: Any) -> bool:
