@@ -10,18 +10,20 @@ from tests.rabbit import alarm, channel, ids, job, opened, take
 
 from outlast.errors import EnqueueUncertain, StoreUnavailable
 from outlast.job import Lost, done
+from outlast.stores.news import WORK
 from outlast.stores.rabbitmq import engine
 from outlast.stores.rabbitmq.held import holds
 from outlast.stores.rabbitmq.intake import Intake
+from outlast.stores.rabbitmq.link import Channel
 from outlast.stores.rabbitmq.topology import line_arguments
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from tests.servers import RabbitServer
 
+    from outlast.job import Claim
     from outlast.stores.rabbitmq.intake import Pair
-    from outlast.stores.rabbitmq.link import Channel
     from outlast.stores.rabbitmq.source import Source
     from outlast.stores.rabbitmq.store import RabbitStore
 
@@ -227,3 +229,86 @@ async def test_those_that_run_alone_do_so_whoever_claims(
         await store.settle([done(first[0])])
         [second] = await take(store)
         assert {first[0].job.id, second.job.id} == {"a", "b"}
+
+
+async def test_what_is_asked_before_a_consumer_begins_says_nothing_of_it(
+    broker: RabbitServer,
+    namespace: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The broker counts none; when that is read, there is one."""
+    monkeypatch.setattr(engine, "LOOK", 3600.0)
+    plain = Channel.close
+
+    async def late(self: Channel) -> None:
+        await plain(self)
+        while store._running().intake._consuming:
+            await asyncio.sleep(0)
+
+    async with opened(broker, namespace) as store:
+        await store.add([job("a")])
+        monkeypatch.setattr(Channel, "close", late)
+        await asyncio.gather(*(store.catch_up(["default"], ["t"]) for _ in range(3)))
+        assert ids(await take(store)) == ["a"]
+    assert "not consumed any more" not in caplog.text
+
+
+async def test_a_queue_that_is_made_anew_while_jobs_of_the_old_one_run(
+    broker: RabbitServer, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it is told, at least: what is sent to who consumed before is given to who does now."""
+    monkeypatch.setattr(engine, "LOOK", 3600.0)
+    async with opened(broker, namespace) as store:
+        await store.add([job("running")])
+        [claim] = await take(store)
+        await store.claim(["default"], ["t"], 10, 15.0, "w1")  # it is sent ten ahead
+        await store.catch_up(["default"], ["t"])
+        running = store._running()
+        [source] = running.intake._all
+
+        def told() -> None:
+            running.intake._detach(source)
+            running.intake._found(source.place)
+
+        running.loop.call_soon_threadsafe(told)
+        await store.add([job(f"{n}") for n in range(9)])
+        async with asyncio.timeout(20):
+            assert {*ids(await take(store, 9))} == {f"{n}" for n in range(9)}
+        assert list(await store.settle([done(claim)])) == []
+
+
+async def test_a_claim_while_what_was_sent_ahead_goes_back(
+    broker: RabbitServer, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It gets that and no more, and waits for news: so there must be a consumer afterwards."""
+    monkeypatch.setattr(engine, "LOOK", 3600.0)
+    plain = Intake._stop
+
+    async def stop(self: Intake, source: Source) -> None:
+        self.acknowledge(self.take(["default"], ["t"], 2))
+        await plain(self, source)
+        self._rest = 3600.0
+
+    async with opened(broker, namespace) as store:
+        await consumes(store, "a")
+        await store.claim(["default"], ["t"], 1, 15.0, "w1")
+        await store.add([job("ahead")])
+        await store.catch_up(["default"], ["t"])
+        monkeypatch.setattr(Intake, "_stop", stop)
+        intake = store._running().intake
+        intake._rest = 0.0
+        async with asyncio.timeout(20):
+            while intake._rest == 0.0:
+                await store.wait(["nothing"], 0.01)
+            monkeypatch.setattr(Intake, "_stop", plain)
+            store._news.look(WORK, store._news.count(WORK, ["default"]))
+            await store.add([job("next")])
+            while not (claims := await _rung(store)):
+                pass
+        assert ids(claims) == ["next"]
+
+
+async def _rung(store: RabbitStore) -> Sequence[Claim]:
+    await store.wait(["default"], 3600.0)
+    return await store.claim(["default"], ["t"], 1, 15.0, "w1")

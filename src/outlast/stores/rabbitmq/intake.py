@@ -140,7 +140,7 @@ class Intake:
         why = None if source.channel is None else source.channel.why
         _log.warning("%s: %d jobs go back to %s: %s", self._shown, held, source.place.name, why)
         if mine:
-            self._spawn(self._look({(source.place.queue, source.place.task)}))
+            self._spawn(self._look({source.pair}))
 
     def _forget(self, source: Source) -> bool:
         """Claim no more from it; whether that was done."""
@@ -178,7 +178,7 @@ class Intake:
             [
                 source
                 for source in self._sources.values()
-                if source.place.band == band and (source.place.queue, source.place.task) in pairs
+                if source.place.band == band and source.pair in pairs
             ]
             for band in self._bands
         ]
@@ -210,17 +210,12 @@ class Intake:
                 self._caught |= pairs
             while self._consuming:
                 await asyncio.gather(*self._consuming)
-            await asyncio.gather(
-                *(
-                    source.channel.ask(
-                        source.channel.raw.queue_declare, source.place.name, passive=True
-                    )
-                    for source in self._sources.values()
-                    if source.tag is not None
-                    and source.channel is not None
-                    and (source.place.queue, source.place.task) in pairs
-                )
-            )
+            answers = [
+                channel.ask(channel.raw.queue_declare, source.place.name, passive=True)
+                for source in self._sources.values()
+                if source.tag is not None and source.pair in pairs and (channel := source.channel)
+            ]
+            await asyncio.gather(*answers)
         except AMQPError as error:
             raise mapped(error, self._shown) from error
 
@@ -245,8 +240,6 @@ class Intake:
         waiting = sum(len(source.buffer) for source in mine)
         return waiting, sum(len(source.unacked) for source in mine) - waiting
 
-    # -- acknowledging
-
     def acknowledge(self, helds: Iterable[Held]) -> None:
         """Let the broker forget them; those of a channel that is gone are not ours any more."""
         sources: dict[Source, list[Held]] = {}
@@ -260,8 +253,7 @@ class Intake:
             source.acknowledge(mine)
             if source.detached:
                 self._end(source)
-        if sources and self.apart.is_in_use and not self.out:
-            # Who waits to run alone may do so now, and after it the others.
+        if sources and self.apart.is_in_use and not self.out:  # who runs alone may, or the others
             self._arrived({source.place.queue for source in self._all})
 
     async def settled(self, helds: Iterable[Held] | None = None) -> None:
@@ -361,10 +353,12 @@ class Intake:
                 await source.channel.close()  # nothing it held is ours any more
         source.doubtful = False
         self._detach(source)
-        await self._look({(source.place.queue, source.place.task)})
+        await self._look({source.pair})
 
     def _detach(self, source: Source) -> None:
-        """Its queue is gone: what was claimed may still be settled, and the rest is put back."""
+        """Its queue is gone, or is another: what was claimed may be settled, the rest goes back."""
+        if source.tag is not None and source.channel is not None and source.channel.why is None:
+            source.channel.ask(source.channel.raw.basic_cancel, source.tag)
         source.tag, source.detached = None, True
         self._forget(source)
         if source.buffer:
@@ -380,8 +374,6 @@ class Intake:
         self._all.discard(source)
         if source.channel is not None and source.channel.raw.is_open:
             source.channel.raw.close()
-
-    # -- finding queues
 
     def _on_news(self, _: Any, method: Any, properties: Any, body: bytes) -> None:
         queue, task, band, made = body.decode().split("\0")
@@ -417,16 +409,21 @@ class Intake:
         async with self._probing:
             if (link := self._link) is None:
                 return
+            source = self._sources.get(place.name)
+            tag = None if source is None or source.beginning else source.tag
             try:
                 found = await link.look(place.name)
             except OutlastError as error:
                 _log.info("%s: %s could not be asked for: %s", self._shown, place.name, error)
                 return
             if found is not None and link is self._link:
-                self._check(place, *found)
+                self._check(place, *found, tag)
 
-    def _check(self, place: Place, ready: int, consumers: int) -> None:
-        """It exists. A consumer that gets nothing although there is something is none."""
+    def _check(self, place: Place, ready: int, consumers: int, tag: str | None) -> None:
+        """It exists. A consumer that gets nothing although there is something is none.
+
+        ``tag`` is that of the consumer that we had when the broker was asked.
+        """
         if ready:
             self._leaders.has_one(place.name)
         if place.band == ALONE:
@@ -434,7 +431,7 @@ class Intake:
                 self.there_is(place)
             return
         source = self._sources.get(place.name)
-        if source is not None and source.tag is not None and not (consumers or source.beginning):
+        if source is not None and tag is not None and source.tag == tag and not consumers:
             _log.warning("%s: %s is not consumed any more", self._shown, place.name)
             self._detach(source)
             source = None
@@ -465,7 +462,12 @@ class Intake:
             and (resting or source.detached or now - source.buffer[0].at > self._stale)
         ]
         if idle:
+            claimed_at = self._claimed_at
             await self.stop(idle)
+            if self._claimed_at != claimed_at:  # who did has got nothing from there, and waits now
+                for source in idle:
+                    if self._sources.get(source.place.name) is source:
+                        self._consume_soon(source)
 
     async def stop(self, sources: Sequence[Source] | None = None) -> None:
         """Consume no more from these, or at all, and give back what was not claimed."""

@@ -57,6 +57,10 @@ class Source:
         """How many were delivered when somebody last looked whether there are any."""
 
     @property
+    def pair(self) -> tuple[str, str | None]:
+        return self.place.queue, self.place.task
+
+    @property
     def is_full(self) -> bool:
         """The broker sends no more until something is acknowledged."""
         return len(self.unacked) >= self.prefetch
@@ -105,9 +109,11 @@ def put_back(helds: Sequence[Held]) -> None:
 async def settled(sources: Collection[Source], shown: str) -> None:
     """When the broker has read what was acknowledged from these. Raises our errors."""
     asked = [
-        source.channel.ask(source.channel.raw.basic_qos, prefetch_count=1)
+        channel.ask(channel.raw.basic_qos, prefetch_count=1)
+        if channel.raw.is_open
+        else asyncio.shield(channel.closed)  # it was closed behind them
         for source in sources
-        if source.channel is not None and source.channel.why is None
+        if (channel := source.channel) is not None and channel.why is None
     ]
     try:
         await asyncio.gather(*asked)
