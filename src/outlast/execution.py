@@ -243,7 +243,10 @@ def _judged(
     claim: Claim, task: Runnable, run: Current, error: BaseException, means: Means, began: float
 ) -> Verdict | None:
     if run.committed is not None:
-        log.error(
+        # To be told to end, while it waits for its commit say, is not the task's error.
+        ours = run.why is not None and isinstance(error, CancelledError)
+        log.log(
+            logging.DEBUG if ours else logging.ERROR,
             "job %s of task %s raised after its transaction was committed; it is done",
             claim.job.id, task.name, exc_info=error, extra=_extra(claim.job),
         )  # fmt: skip

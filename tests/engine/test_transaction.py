@@ -181,6 +181,28 @@ async def test_what_comes_after_changes_nothing(
     assert await rows(path) == ["tea"]
 
 
+async def test_to_be_stopped_after_the_commit_is_no_error(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = Outlast(f"sqlite:///{path}?durability=process")
+    committed = asyncio.Event()
+
+    @app.task(name="sell")
+    async def sell() -> None:
+        async with current().transaction() as tx:
+            await tx.execute("CREATE TABLE sold (item TEXT)")
+        committed.set()
+        await asyncio.get_running_loop().create_future()
+
+    async with app.worker(grace=0.0), asyncio.timeout(60):
+        handle = await sell.enqueue()
+        await committed.wait()
+    async with app:
+        assert await handle.status() is Status.DONE
+    assert await rows(path) == []
+    assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
+
+
 async def test_nobody_holds_the_lock_for_long(path: Path) -> None:
     app = Outlast(f"sqlite:///{path}?durability=process")
 
