@@ -196,7 +196,7 @@ async def test_a_consumer_that_never_says_done_is_warned(ours: Queues) -> None:
     await queue.put_many(list(range(150)))
     with pytest.warns(UserWarning, match=r"task_done\(\) was never called.*ack='get'") as warned:
         await _get_all(queue)
-    assert len(warned) == 1
+    assert [warning.filename for warning in warned] == [__file__], "the line of who gets them"
     for number in range(150):
         queue.task_done(number)
 
@@ -207,8 +207,9 @@ async def test_a_few_forgotten_items_are_told_of_at_the_close(ours: Queues) -> N
     await queue.put_many([1, 2])
     await queue.get()
     await queue.get()
-    with pytest.warns(UserWarning, match="ack='get'"):
+    with pytest.warns(UserWarning, match="ack='get'") as warned:
         await queue.close()
+    assert [warning.filename for warning in warned] == [__file__]
 
 
 async def test_a_consumer_that_is_interrupted_at_its_first_item_is_not(ours: Queues) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from typing import TYPE_CHECKING
 
@@ -149,7 +150,7 @@ class Gets:
                 f"queue {self._line.name!r}: {len(holds)} items are in hand, and nobody can say "
                 f"which of them {holds.counted} calls of task_done() mean, so none leaves the "
                 f"store: call task_done(item), or use `async with queue.item()`",
-                stacklevel=4,
+                stacklevel=_users_line(),
             )
 
     def warn_of_growth(self) -> None:
@@ -158,5 +159,13 @@ class Gets:
             f"queue {self._line.name!r}: {len(self._line.holds)} items were taken out and "
             f"task_done() was never called, so they stay in the store and come again: call it for "
             f"each item, or make the queue with ack='get'",
-            stacklevel=4,
+            stacklevel=_users_line(),
         )
+
+
+def _users_line() -> int:
+    """How far up the first line is that is not ours: a get has many ways in."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("outlast."):
+        level, frame = level + 1, frame.f_back
+    return level
