@@ -38,6 +38,15 @@ def test_a_wrong_app_says_what_was_found(shop: Shop, spec: str, said: list[str])
         assert part.replace("OLDER", str(shop.folder)) in text
 
 
+def test_a_module_may_have_a_dash_in_its_name(shop: Shop) -> None:
+    """No import statement takes that, but importlib does, and so does ``python -m``."""
+    (shop.folder / "my-shop.py").write_text(
+        "from outlast import Outlast\napp = Outlast('memory://dash')\n"
+    )
+    assert "memory://dash" in shop.ok("status", "--app", "my-shop:app")
+    assert "did you mean 'my-shop'" in error_of(shop, "status", "--app", "my-shp:app")
+
+
 def test_an_app_without_a_name_must_be_the_only_one(shop: Shop) -> None:
     (shop.folder / "two.py").write_text(
         "from outlast import Outlast\na = Outlast('memory://a')\nb = Outlast('memory://b')\n"

@@ -179,7 +179,8 @@ def split(spec: str) -> tuple[str, str]:
         module = name.removesuffix(".py").strip("./").replace("/", ".")
         wanted = f"{module}:{path}" if path else module
         raise click.UsageError(f"{spec!r} names a file; name the module: {wanted}")
-    if not all(part.isidentifier() for part in name.split(".")):
+    # With a dash it is no name for an import statement, and importlib takes it all the same.
+    if not all(part.replace("-", "_").isidentifier() for part in name.split(".")):
         raise click.UsageError(f"{spec!r} does not begin with a module; write MODULE:NAME")
     return name, path
 
