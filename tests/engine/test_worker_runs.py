@@ -133,10 +133,12 @@ async def test_unknown_tasks_are_left_alone_and_told(
     gate = Gate(rig)
     gate.open.set()
     await rig.store.add([Job(id=f"new-{n}", task="not.here", payload=b"{}") for n in range(5)])
+    await rig.store.add([Job(id="lone", task="gone", payload=b"{}")])
     known = await gate.task.enqueue(1)
     async with rig.worker():
         assert await known.result(60) == 1
         await rig.pass_time(130)
+        assert "1 job of task gone waits in queue default" in caplog.text
         told = [record.getMessage() for record in caplog.records if "not.here" in record.message]
     assert all("5 jobs of task not.here wait in queue default" in line for line in told)
     assert len(told) == 3, "once a minute"

@@ -138,8 +138,10 @@ class Upkeep:
     def _tell(self, queue: str, task: str | None, count: int) -> None:
         if task is not None and count:
             log.warning(
-                "%d jobs of task %s wait in queue %s: this worker doesn't have that task, and "
-                "leaves them to one that does", count, task, queue,
+                "%d %s in queue %s: this worker doesn't have that task, and leaves %s to one "
+                "that does",
+                count, f"job of task {task} waits" if count == 1 else f"jobs of task {task} wait",
+                queue, "it" if count == 1 else "them",
             )  # fmt: skip
 
 
