@@ -11,6 +11,8 @@ import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tests.proof.processes import import_path
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -38,7 +40,7 @@ class Child:
         self.process = subprocess.Popen(
             [sys.executable, "-X", "dev", "-W", "error", "-c", code, url],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+            env={**os.environ, "PYTHONPATH": import_path(ROOT / "src")},
         )  # fmt: skip
 
     def line(self) -> str:

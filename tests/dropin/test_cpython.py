@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.proof.processes import import_path
 
 ROOT = Path(__file__).parents[2]
 CACHE = ROOT / ".cache" / "py313"
@@ -40,7 +41,7 @@ def run(python: str | Path, commit: str, folder: Path) -> dict[str, str]:
     found = subprocess.run(
         [python, "-W", "error::ResourceWarning", Path(__file__).with_name("cpython_suite.py"),
          commit, folder],
-        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+        env={**os.environ, "PYTHONPATH": import_path(ROOT / "src")},
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert found.returncode == 0, found.stderr
@@ -143,7 +144,7 @@ def test_our_own_tests_agree_with_the_asyncio_of_python_313(python313: Path) -> 
     files = [f"tests/dropin/test_{name}.py" for name in OWN]
     done = subprocess.run(
         [python313, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "not file", *files],
-        cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+        cwd=ROOT, env={**os.environ, "PYTHONPATH": import_path(ROOT / "src")},
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr

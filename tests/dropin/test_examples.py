@@ -16,6 +16,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.proof.processes import import_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,7 +36,7 @@ def running(path: Path, folder: Path, *arguments: str) -> Iterator[subprocess.Po
     process = subprocess.Popen(
         [sys.executable, "-W", "error", path, *arguments],
         cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+        env={**os.environ, "PYTHONPATH": import_path(ROOT / "src")},
     )  # fmt: skip
     try:
         yield process

@@ -5,7 +5,8 @@ A harness that has never caught a bug proves nothing.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import os
+from pathlib import Path
 
 import pytest
 from tests.proof.mutants.generic import PICKED, Pick, find
@@ -13,9 +14,7 @@ from tests.proof.mutants.plant import PACKAGE, Bug, is_caught, plant, run_plante
 from tests.proof.mutants.planted import BUGS
 from tests.proof.mutants.planted_postgres import POSTGRES_BUGS
 from tests.proof.mutants.planted_redis import REDIS_BUGS
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from tests.proof.processes import import_path
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -23,6 +22,9 @@ ALL = (*BUGS, *POSTGRES_BUGS, *REDIS_BUGS)
 # CI has 20 minutes for everything: ``scripts/soak --only mutants`` plants all of them.
 HERE = [bug for number, bug in enumerate(BUGS) if number % 3 < 2]
 HERE_POSTGRES, HERE_REDIS, HERE_PICKED = POSTGRES_BUGS[:2], REDIS_BUGS[:4], PICKED[:10]
+
+
+TESTS = Path(__file__).parents[1]
 
 
 def named(bug: Bug) -> str:
@@ -82,6 +84,16 @@ def test_a_bug_whose_place_is_gone_says_so() -> None:
         run_planted(bug)
     with pytest.raises(LookupError, match="pick another"):
         find(Pick("worker/crew.py", "commit", "nothing"))
+
+
+def test_what_tests_start_finds_the_planted_copy_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a bug is not there in the very process that is to show it."""
+    monkeypatch.setenv("PYTHONPATH", "planted")
+    assert import_path(TESTS) == f"planted{os.pathsep}{TESTS}"
+    monkeypatch.delenv("PYTHONPATH")
+    assert import_path(TESTS) == str(TESTS)
+    alone = '"PYTHONPATH": ' + "str("
+    assert [path for path in TESTS.rglob("*.py") if alone in path.read_text()] == []
 
 
 def test_planting_changes_that_place_alone(tmp_path: Path) -> None:

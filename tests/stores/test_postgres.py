@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import asyncpg
 import pytest
+from tests.proof.processes import import_path
 from tests.servers import PostgresServer
 
 from outlast.doctor import examine
@@ -399,7 +400,8 @@ async def test_three_connections_a_worker_process(server: PostgresServer, tmp_pa
     schema = f"s{next(_numbers)}"
     worker = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "outlast", "worker", "shop:app", "--create", cwd=tmp_path,
-        env=os.environ | {"OUTLAST_URL": server.url(schema=schema), "PYTHONPATH": str(tmp_path)},
+        env=os.environ
+        | {"OUTLAST_URL": server.url(schema=schema), "PYTHONPATH": import_path(tmp_path)},
     )  # fmt: skip
     try:
         store = open_at(server.url(schema=schema))

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from pika.exceptions import ChannelClosedByBroker
 from tests.contrib.beside.pair import PATIENCE, ROOT, Failed, Producer
 from tests.proof.patience import until
+from tests.proof.processes import import_path
 from tests.servers import RabbitServer, shared
 
 from outlast import Outlast, RetryPolicy, Status
@@ -99,7 +100,7 @@ async def test_calls_that_a_worker_of_celery_runs(server: RabbitServer, tmp_path
     app = beside(server, tmp_path, "ranked")
     log = tmp_path / "said"
     environment = {
-        **os.environ, "PYTHONPATH": str(ROOT), "BROKER": server.url(), "BACKEND": "rpc://",
+        **os.environ, "PYTHONPATH": import_path(ROOT), "BROKER": server.url(), "BACKEND": "rpc://",
         "LOG": str(log), "C_FORCE_ROOT": "1", "CONFIG": json.dumps({"QUEUES": QUEUES}),
     }  # fmt: skip
     worker = subprocess.Popen(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from tests.contrib.beside.pair import PATIENCE, ROOT
 from tests.proof.patience import until
+from tests.proof.processes import import_path
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,7 +27,7 @@ class Workers:
         self.folder = folder
         self.log = folder / "said"
         self.environment = {
-            **os.environ, "PYTHONPATH": str(ROOT), "BROKER": broker, "FOLDER": str(folder),
+            **os.environ, "PYTHONPATH": import_path(ROOT), "BROKER": broker, "FOLDER": str(folder),
             "LOG": str(self.log), "C_FORCE_ROOT": "1", **environment,
         }  # fmt: skip
         self._processes: list[subprocess.Popen[bytes]] = []

@@ -13,6 +13,7 @@ from typing import Any
 
 from celery import Celery
 from tests.proof.patience import until
+from tests.proof.processes import import_path
 
 __all__ = ["PATIENCE", "Rig"]
 
@@ -56,7 +57,8 @@ class Rig:
         number = len(self.workers)
         out = self.folder / f"worker-{number}.log"
         environment = {
-            **os.environ, "PYTHONPATH": str(ROOT), "BROKER": self.broker, "LOG": str(self.log),
+            **os.environ, "PYTHONPATH": import_path(ROOT),
+            "BROKER": self.broker, "LOG": str(self.log),
             "OPTIONS": json.dumps(self.options), "CONFIG": json.dumps(config), "C_FORCE_ROOT": "1",
             "BACKEND": self.backend or "", "PYTHONWARNINGS": "default",
             "NEWER": "1" if self.newer else "",

@@ -14,6 +14,7 @@ from urllib.request import urlopen
 from tests.contrib.kombu.rig import PATIENCE, ROOT, Rig
 from tests.contrib.kombu.store import look
 from tests.proof.patience import until
+from tests.proof.processes import import_path
 from tests.servers import free_port
 
 if TYPE_CHECKING:
@@ -92,7 +93,8 @@ def test_flower_sees_workers_and_tasks(rig: Rig, tmp_path: Path) -> None:
             [sys.executable, "-W", "ignore", "-m", "celery", "-A", "tests.contrib.kombu.program",
              "flower", f"--port={port}", "--address=127.0.0.1"],
             cwd=tmp_path, stdout=log, stderr=log, stdin=subprocess.DEVNULL,
-            env={**os.environ, "PYTHONPATH": str(ROOT), "BROKER": rig.broker, "LOG": str(rig.log),
+            env={**os.environ, "PYTHONPATH": import_path(ROOT),
+                 "BROKER": rig.broker, "LOG": str(rig.log),
                  "FLOWER_UNAUTHENTICATED_API": "true"},
         )  # fmt: skip
 

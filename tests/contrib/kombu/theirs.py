@@ -15,6 +15,7 @@ import tempfile
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
+from tests.proof.processes import import_path
 from tests.servers import RedisServer
 
 __all__ = ["DIFFERENT", "SELECTION", "Missing", "run_celery", "run_kombu", "unpacked"]
@@ -127,7 +128,7 @@ def _pytest(
         [sys.executable, "-W", "ignore", "-m", "pytest", "-q", "-c", settings, "--rootdir", cwd,
          "-p", "no:randomly", "-p", "no:cacheprovider", "-p", "celery.contrib.pytest",
          f"--junitxml={report}", *arguments],
-        cwd=cwd, env={**os.environ, "PYTHONPATH": f"{path}{os.pathsep}{ROOT}", **environment},
+        cwd=cwd, env={**os.environ, "PYTHONPATH": import_path(path, ROOT), **environment},
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert report.exists(), done.stdout[-3000:] + done.stderr[-3000:]
