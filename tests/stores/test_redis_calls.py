@@ -20,7 +20,7 @@ from tests.stores.test_redis import server as server
 from tests.stores.test_redis import shared as shared
 
 from outlast.clock import SystemClock
-from outlast.errors import EnqueueUncertain, JobNotFound, StoreClosed
+from outlast.errors import EnqueueUncertain, JobNotFound, StoreClosed, StoreUnavailable
 from outlast.job import Claim, Death, Failure, Progress, Status, dead, done, give_back, retry
 from outlast.stores import connect
 from outlast.stores.redis import engine
@@ -157,6 +157,24 @@ async def test_a_call_that_breaks_each_connection_is_told(
             await adding
         await store.add([job()])
         assert (await other.depth("default")).ready == 1
+
+
+async def test_a_mistake_of_ours_while_connecting_leaves_nobody_waiting(
+    own: RedisServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(engine, "PATIENCE", 0.1)
+    async with opened(own.url()) as store, asyncio.timeout(60):
+
+        async def mistaken(_: object) -> None:
+            raise ValueError("a mistake")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(cast("Any", store)._engine, "_check", mistaken)
+            own.say("CLIENT", "KILL", "TYPE", "normal")
+            with pytest.raises((StoreUnavailable, EnqueueUncertain), match="a mistake"):
+                await store.add([job()])
+        assert "can't connect" in caplog.text
+        assert [added.created for added in await store.add([job()])] == [True]
 
 
 SHAPES: dict[str, dict[str, Any]] = {

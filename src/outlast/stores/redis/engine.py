@@ -235,6 +235,12 @@ class Engine:
                 return await self._connect(), pause
             except OutlastError as error:
                 self._give_up(error)
+            except Exception as error:
+                # Of ours or the driver's: it must not end the only task that could answer anybody.
+                _log.error("%s: can't connect", self._address, exc_info=error)
+                self._give_up(
+                    StoreUnavailable(f"can't connect to {self._address.shown}: {error!r}")
+                )
             if self._closing and not (self._writes or self._others):
                 return None, pause
             why = None
