@@ -97,6 +97,7 @@ def test_a_user_whom_the_management_api_tells_little() -> None:
     unknown = {f.id: f for f in findings_of(SOUND | little) if "management API" in f.read}
     assert set(unknown) == {"RM7"}
     assert unknown["RM7"].remedy == "the tag monitoring for the user"
+    assert unknown["RM7"].read == "the management API doesn't tell this user"
 
 
 def test_a_broker_that_is_short_of_memory_takes_nothing() -> None:
@@ -201,11 +202,21 @@ def test_three_members_survive_a_machine() -> None:
         ("RM5", {"path": None}, NOTE, "not tried"),
         ("RM7", management(nodes=[NODE | {"mem_alarm": True}]), ERROR, "mem_alarm"),
         ("RM7", management(nodes=[NODE | {"partitions": ["b"]}]), ERROR, "partitioned from b"),
-        (
-            "RM7",
-            management(nodes=[NODE | {"fd_used": 900, "fd_total": 1024}]),
-            WARNING,
-            "fd 900 of 1024",
+        ("RM7", management(nodes=[NODE | {"disk_free_alarm": True}]), ERROR, "disk_free_alarm"),
+        ("RM7", management(nodes=[NODE | {"running": False}]), ERROR, "a: not running"),
+        *(
+            (
+                "RM7",
+                management(nodes=[NODE | {f"{used}_used": 900, total: 1024}]),
+                WARNING,
+                f"{name} 900 of 1024",
+            )
+            for name, used, total in (
+                ("fd", "fd", "fd_total"),
+                ("sockets", "sockets", "sockets_total"),
+                ("proc", "proc", "proc_total"),
+                ("memory", "mem", "mem_limit"),
+            )
         ),
         (
             "RM7",
