@@ -140,3 +140,26 @@ def test_a_rank_put_elsewhere_overtakes_within_moments(url: str) -> None:
 
         got = asyncio.run(consume())
     assert got == [*range(20), -1, 20, 21]
+
+
+def test_what_was_claimed_ahead_goes_to_others_when_nobody_asks_for_it(url: str) -> None:
+    with child("""
+        queue = Queue(name="q", url=URL)
+        for _ in range(20):
+            say(await queue.get())
+        say("ahead" if len(queue._line.supply.window) else "nothing ahead")
+        await forever()
+    """, url) as program:  # fmt: skip
+
+        async def consume() -> list[int]:
+            async with Queue[int](name="q", url=url) as queue:
+                await queue.put_many(list(range(200)))
+                await asyncio.to_thread(program.expect, *map(str, range(20)), "ahead")
+                got: list[int] = []
+                async with asyncio.timeout(60):
+                    while len(got) < 180:
+                        got.append(await queue.get())
+                        queue.task_done()
+                return got
+
+        assert sorted(asyncio.run(consume())) == list(range(20, 200))
