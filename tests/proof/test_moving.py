@@ -141,11 +141,19 @@ async def finish(places: Places) -> None:
             connection.close()
 
 
-async def move_once(places: Places, vfs: str | None = None, killer: Killer | None = None) -> None:
+async def move_once(
+    places: Places,
+    vfs: str | None = None,
+    killer: Killer | None = None,
+    *,
+    by_statements: bool = False,
+) -> None:
     source, target = places.store(0, vfs), places.store(1, vfs)
     await source.open()
     await target.open()
-    if killer is not None:
+    if killer is not None and by_statements:
+        burn_at_statements(killer)
+    elif killer is not None:
         for store in (source, target):
             burn_at_calls(store, killer)
     await move(source, target, bite=BITE)
@@ -172,6 +180,12 @@ def burn_at_calls(store: Any, killer: Killer) -> None:
         setattr(store, name, burning(getattr(store, name), killer))
 
 
+def burn_at_statements(killer: Killer) -> None:
+    """Of the PostgreSQL driver, from now on: in the middle of a transaction, or behind its end."""
+    for name in ("execute", "fetch", "fetchval", "fetchrow"):
+        setattr(asyncpg.Connection, name, burning(getattr(asyncpg.Connection, name), killer))
+
+
 def life(places: Places, nth: int) -> None:
     """A move that dies at its n-th write to a file, unless it ends before."""
     with watched("proof-moving", Killer(nth)) as vfs:
@@ -184,11 +198,8 @@ def life_by_calls(places: Places, nth: int) -> None:
 
 
 def life_by_statements(places: Places, nth: int) -> None:
-    """One that dies at a statement: in the middle of a transaction, or when its COMMIT is done."""
-    killer = Killer(nth)
-    for name in ("execute", "fetch", "fetchval", "fetchrow"):
-        setattr(asyncpg.Connection, name, burning(getattr(asyncpg.Connection, name), killer))
-    asyncio.run(move_once(places))
+    """One that dies at a statement of a move; the stores are open."""
+    asyncio.run(move_once(places, None, Killer(nth), by_statements=True))
 
 
 def live(body: Any, places: Places, nth: int) -> bool:
@@ -266,4 +277,4 @@ def test_killed_at_calls_of_servers(kinds: str, tmp_path: Path) -> None:
 @pytest.mark.timeout(HOURS)
 @pytest.mark.parametrize("kinds", STATEMENTS)
 def test_killed_at_statements(kinds: str, tmp_path: Path) -> None:
-    kill_at_some(life_by_statements, kinds, tmp_path, (23, 61, 90))
+    kill_at_some(life_by_statements, kinds, tmp_path, (48, 71, 96))
