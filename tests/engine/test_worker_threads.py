@@ -8,15 +8,18 @@ import threading
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import apsw
 import pytest
 from tests.engine.rig import Rig, until
 from tests.fakes import FakeClock
 
-from outlast import Hooks, JobCancelled, JobFailed, Status, current
+from outlast import Hooks, JobCancelled, JobFailed, Outlast, Status, current
+from outlast.stores.sqlite.schema import READY
 from outlast.worker import watch
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+    from pathlib import Path
 
 
 @pytest.fixture
@@ -202,6 +205,48 @@ async def test_a_blocked_loop_is_reported_and_keeps_its_leases(
     assert "reported.wait(10)" in stacks[0]
     assert f"job {handle.id} of task blocks has blocked the event loop" in caplog.text
     assert 2 <= len(stacks) <= 5, "more and more seldom"
+
+
+async def test_what_is_claimed_behind_a_blocked_loop_and_lost_there_is_not_run(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nobody renews it, so that others can run it sooner; then it is not to run here as well."""
+    app, other = (Outlast(f"sqlite:///{tmp_path}/jobs.db?durability=process") for _ in range(2))
+    runs: list[int] = []
+
+    async def late() -> None:
+        runs.append(current().attempt)
+
+    _, twin = (each.task(name="late")(late) for each in (app, other))
+
+    @app.task(name="blocks")
+    async def blocks() -> str:
+        enqueuing = threading.Thread(target=lambda: ids.append(twin.enqueue_sync().id))
+        enqueuing.start()
+        enqueuing.join()
+        for _ in range(1000):
+            if claimed_and_lost(tmp_path / "jobs.db", ids[0]):
+                break
+            threading.Event().wait(0.02)
+        return ids[0]
+
+    ids: list[str] = []
+    async with app.worker(lease=0.6), asyncio.timeout(60):
+        late_one = app.handle(await (await blocks.enqueue()).result())
+        await late_one.result()
+    assert len(runs) == 1
+    assert "belongs to another worker" not in caplog.text
+
+
+def claimed_and_lost(path: Path, id: str) -> bool:
+    """Whether the job was claimed once and waits again."""
+    connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)
+    connection.set_busy_timeout(60_000)
+    try:
+        found = connection.execute("SELECT attempt, state FROM jobs WHERE id = ?", (id,)).get
+        return bool(found == (1, READY))
+    finally:
+        connection.close()
 
 
 async def test_a_loop_that_stays_blocked_has_its_process_killed(

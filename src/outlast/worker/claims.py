@@ -166,7 +166,14 @@ class Claims:
         return ahead + free if -free <= crew.low else 0
 
     async def _claim(self, want: int) -> Sequence[Claim]:
-        """What there is; from a store that can, as soon as there is something."""
+        """What there is, and is still ours when it comes here."""
+        began = self._clock.monotonic()
+        claims = await self._ask(want)
+        late = self._clock.monotonic() - began > self._lease / 2
+        return await self._still_ours(claims) if late and claims else claims
+
+    async def _ask(self, want: int) -> Sequence[Claim]:
+        """From a store that can, as soon as there is something."""
         wanted = (self._queues, self._names, want, self._lease, self._worker)
         if self._prompt is None or self._failing:
             # One that waits for news would not tell at once that the store is there again.
@@ -180,6 +187,20 @@ class Claims:
         if not claims:
             await self._slow_down(began)
         return claims
+
+    async def _still_ours(self, claims: Sequence[Claim]) -> Sequence[Claim]:
+        """Of claims that came late, those that nobody else has taken over meanwhile.
+
+        They may have been made long ago, behind a task that blocked the loop. Nobody renews what
+        has not come here yet, and rightly: others can run it sooner.
+        """
+        try:
+            lost = await self._store.renew(claims, self._lease)
+        except StoreUnavailable as error:
+            log.debug("claims that came late are taken for ours: %s", error)
+            return claims
+        gone = {id(refused.claim) for refused in lost if refused.reason == "lost"}
+        return [claim for claim in claims if id(claim) not in gone]
 
     async def _wait(self) -> None:
         """Until there is news."""
