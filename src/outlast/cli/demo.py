@@ -140,7 +140,7 @@ class _Demo:
                 due = behind or self.clock.monotonic() - last_kill > CALM
                 if due and await self._kill_one(workers, ledger, witness):
                     last_kill = self.clock.monotonic()
-                await self.clock.sleep(0.02)
+                await self.clock.sleep(0.002 if due else 0.02)
         finally:
             for worker in workers:
                 worker.send_signal(signal.SIGTERM)
@@ -151,28 +151,36 @@ class _Demo:
     ) -> bool:
         """Kill one that is amid a job, supervisor and all, and put another in its place.
 
-        It is stopped before it is looked at: however fast the jobs are, the kill interrupts one
-        whose end is not on record.
+        All are stopped before they are looked at: however fast the jobs are and however slow this
+        is, the kill interrupts one whose end is not on record, and the others get no further.
         """
-        at = int(self.chance.random() * len(workers))
-        victim = workers[at]
-        if victim.poll() is not None:
+        if any(worker.poll() is not None for worker in workers):
             raise ConfigurationError(f"a worker ended by itself; {self.log} holds what it said")
         known = [info.pid for info in await ledger.workers()]
-        its_own = [victim.pid, *(pid for pid in known if _session(pid) == victim.pid)]
-        _signal(its_own, signal.SIGSTOP)
-        amid = False
+        own = {
+            worker: [worker.pid, *(pid for pid in known if _session(pid) == worker.pid)]
+            for worker in workers
+        }
+        victim = None
+        for pids in own.values():
+            _signal(pids, signal.SIGSTOP)
         try:
             witness.look()
-            jobs = await ledger.get(witness.lately(victim.pid))
-            amid = any(job is not None and not job.status.ended for job in jobs)
+            amid = []
+            for worker in workers:
+                jobs = await ledger.get(witness.lately(worker.pid))
+                if any(job is not None and not job.status.ended for job in jobs):
+                    amid.append(worker)
+            if amid:
+                victim = amid[int(self.chance.random() * len(amid))]
         finally:
-            _signal(its_own, signal.SIGKILL if amid else signal.SIGCONT)
-        if not amid:
+            for worker, pids in own.items():
+                _signal(pids, signal.SIGKILL if worker is victim else signal.SIGCONT)
+        if victim is None:
             return False
         victim.wait()
         self.kills += 1
-        workers[at] = self._start_worker()
+        workers[workers.index(victim)] = self._start_worker()
         return True
 
     async def _counts(self, ledger: Ledger, witness: Witness) -> Counter[str]:
