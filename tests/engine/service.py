@@ -60,6 +60,15 @@ async def segfault() -> None:
     log("start")
     os.kill(os.getpid(), signal.SIGSEGV)
 
+@app.task(name="unplugs")
+async def unplugs() -> None:
+    """Closes what the event loops of other threads wait with, and nothing of its own."""
+    log("start")
+    own = asyncio.get_running_loop()._selector.fileno()
+    for number in map(int, os.listdir("/proc/self/fd")):
+        if number != own and "eventpoll" in os.path.realpath(f"/proc/self/fd/{number}"):
+            os.close(number)
+
 @app.task(name="blocks", timeout=0.2)
 async def blocks() -> None:
     log("start")
@@ -75,6 +84,8 @@ async def fails() -> None:
     log("start")
     raise ValueError
 '''
+
+NAMES = ("quick", "wait", "poison", "segfault", "unplugs", "blocks", "deaf", "fails")
 
 
 def wait_until(condition: Callable[[], object], seconds: float = 60.0) -> None:
@@ -95,7 +106,7 @@ class Service:
         (folder / "program.py").write_text(PROGRAM)
         self.app = Outlast(f"sqlite:///{self.db}")
         self.supervisors: list[subprocess.Popen[bytes]] = []
-        for name in ("quick", "wait", "poison", "segfault", "blocks", "deaf", "fails"):
+        for name in NAMES:
             self.app.task(name=name)(_stand_in(name))
 
     def start(self, **options: Any) -> subprocess.Popen[bytes]:

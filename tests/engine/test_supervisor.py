@@ -146,6 +146,19 @@ async def test_poison_that_always_runs_alone_starts_exactly_three_times(service:
     assert len(service.lines("start")) == 53
 
 
+async def test_a_worker_whose_other_loop_was_broken_does_not_go_on_without_it(
+    service: Service,
+) -> None:
+    """Nobody would renew its leases, nor find out who died."""
+    async with service.opened() as app:
+        service.start()
+        unplugs = await app.tasks["unplugs"].enqueue()
+        wait_until(lambda: service.lines("start", unplugs.id))
+        wait_until(lambda: "ended (exit code 89)" in service.stderr, 30)
+        assert await (await app.tasks["quick"].enqueue(1)).result(60) == 1
+    assert "a task broke the event loop: a descriptor of the worker was closed" in service.stderr
+
+
 async def test_a_crash_loop_is_slowed_down(service: Service) -> None:
     async with service.opened() as app:
         for _ in range(3):

@@ -179,6 +179,9 @@ class Side:
         try:
             with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
                 runner.run(self._run())
+        except BaseException as error:
+            # The loop itself broke, so that nothing in it could tell: without leases no work.
+            self._tell_home(self._fail, error)
         finally:
             # Only now is there nothing left that could be cut off by the end of the program.
             self._tell_home(self._end)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import math
 from functools import partial
@@ -354,6 +355,8 @@ class Worker:
 
     async def _give_up(self, crew: Crew, error: BaseException) -> None:
         """After a failure: end what runs, without a word to the store."""
+        if isinstance(error, OSError) and error.errno == errno.EBADF:
+            self.broken(f"a descriptor of the worker was closed ({error!r})")
         if not isinstance(error, asyncio.CancelledError):
             log.error("the worker ends: %s: %s", type(error).__name__, error)
         crew.closed = True
