@@ -26,14 +26,24 @@ PROGRAM = '''
 """A program with tasks that say when they start and end."""
 import asyncio, os, signal, threading, time
 from outlast import Outlast, current
+from outlast.hooks import Hooks
 
 app = Outlast("sqlite:///jobs.db")
 
 def log(what):
-    line = f"{what} {current().id} {current().attempt} {os.getpid()}\\n"
+    note(what, current().id, current().attempt)
+
+def note(what, id, attempt):
+    line = f"{what} {id} {attempt} {os.getpid()}\\n"
     fd = os.open("log.txt", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     os.write(fd, line.encode())
     os.close(fd)
+
+class Says(Hooks):
+    def worker_stopping(self, worker):
+        note("stopping", worker, 0)
+
+app.hooks.append(Says())
 
 @app.task(name="quick")
 async def quick(n: int) -> int:

@@ -48,7 +48,7 @@ async def test_it_drains_and_ends_in_order(service: Service) -> None:
         first = await app.tasks["wait"].enqueue("go")
         wait_until(lambda: service.lines("start", first.id))
         supervisor.send_signal(signal.SIGTERM)
-        wait_until(lambda: "stopping" in service.stderr)
+        wait_until(lambda: len(service.lines("stopping")) == 2)
         second = await app.tasks["wait"].enqueue("go")
         (service.folder / "go").touch()
         assert await asyncio.to_thread(supervisor.wait, 60) == 0
