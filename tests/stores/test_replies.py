@@ -123,3 +123,25 @@ def test_its_descriptor_goes_with_the_loop(monkeypatch: pytest.MonkeyPatch) -> N
     gc.collect()
     with pytest.raises(OSError, match="Bad file"):
         os.fstat(made[0])
+
+
+@pytest.mark.skipif(not hasattr(os, "eventfd"), reason="only on Linux is there one to close")
+async def test_answers_arrive_though_somebody_closed_the_descriptor_they_come_by() -> None:
+    loop = asyncio.get_running_loop()
+    Landing.prepare(loop)
+    landing = Landing.of(loop)
+    assert landing is not None
+    os.close(landing._fd)
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            for number in range(3):
+                reply: Reply[int] = Reply()
+                answer: asyncio.Future[int] = loop.create_future()
+                reply.reply, reply.answer = answer, number
+                pool.submit(deliver, [reply])
+                assert await asyncio.wait_for(answer, 30) == number
+    finally:
+        again = os.eventfd(0)
+        if again != landing._fd:
+            os.dup2(again, landing._fd)
+            os.close(again)

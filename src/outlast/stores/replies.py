@@ -133,18 +133,23 @@ class Landing:
     def of(cls, loop: asyncio.AbstractEventLoop) -> Landing | None:
         return _landings.get(loop, _nowhere)()
 
-    def send(self, calls: Sequence[Reply[Any]], soon: bool) -> None:
-        """From any thread."""
+    def send(
+        self, loop: asyncio.AbstractEventLoop, calls: Sequence[Reply[Any]], soon: bool
+    ) -> None:
+        """From any thread, to that loop, which is the one it was prepared in."""
         self._calls.append((calls, soon))
         if not self._rung:
             self._rung = True
-            # Whoever closed it under us has closed those of the loop as well.
-            with contextlib.suppress(OSError):
+            try:
                 os.eventfd_write(self._fd, 1)
+            except OSError:
+                # Somebody closed it under us. The other way is slower, and there yet.
+                with contextlib.suppress(RuntimeError):
+                    loop.call_soon_threadsafe(self.land)
 
     def land(self) -> None:
         """In the loop."""
-        with contextlib.suppress(BlockingIOError):
+        with contextlib.suppress(OSError):  # others were told of already, or it was closed
             os.eventfd_read(self._fd)
         self._rung = False
         while self._calls:
@@ -187,7 +192,7 @@ def deliver(calls: Sequence[Reply[Any]], *, soon: bool = False) -> None:
     for loop, mine in loops.items():
         landing = Landing.of(loop)
         if landing is not None:
-            landing.send(mine, soon)
+            landing.send(loop, mine, soon)
             continue
         # A caller whose loop is closed has nobody to tell.
         with contextlib.suppress(RuntimeError):
