@@ -10,12 +10,12 @@ import asyncio
 from contextlib import suppress
 
 import pytest
-from tests.rabbit import channel, ids, job, opened, take
+from tests.rabbit import channel, ids, job, opened, take, when_it_is_back
 from tests.servers import RabbitServer, shared
 
 from outlast.doctor import Severity, examine
-from outlast.errors import StoreUnavailable
-from outlast.stores.rabbitmq import declaring, engine, leaders
+from outlast.errors import EnqueueUncertain, StoreUnavailable
+from outlast.stores.rabbitmq import declaring, engine, leaders, outbox
 from outlast.stores.rabbitmq.topology import line_arguments, plain_arguments
 
 pytestmark = pytest.mark.needs("rabbitmq")
@@ -65,6 +65,20 @@ async def test_who_adds_is_told_and_nothing_is_sent_there(
             raw.queue_delete(line)
         await store.add([job("b")])
         assert ids(await take(store)) == ["b"]
+
+
+async def test_who_goes_on_adding_leaves_room_for_the_others(
+    broker: RabbitServer, namespace: str, hurried: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is never confirmed is on its way for ever, and so much may be on its way at once."""
+    monkeypatch.setattr(outbox, "WINDOW", 20)
+    async with opened(broker, namespace) as store:
+        await store.add([job("a"), job("beside", task="u")])
+        lose_leader(broker, f"outlast/{namespace}/default/t")
+        with pytest.raises(EnqueueUncertain, match="may or may not be stored"):
+            await store.add([job(f"{n}") for n in range(20)])
+        await when_it_is_back(store, job("after", task="u"))
+        assert {"beside", "after"} == {*ids(await take(store, 2, tasks=["u"]))}
 
 
 async def test_who_works_keeps_his_connection_for_the_others(

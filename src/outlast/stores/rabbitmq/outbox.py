@@ -122,6 +122,7 @@ class Outbox:
         self._address = address
         self._shown = address.shown
         self._namespace = namespace
+        self._link: Link | None = None
         self._channel: Channel | None = None
         self._declaring: Declaring | None = None
         self._waiting: deque[Posting] = deque()
@@ -164,7 +165,7 @@ class Outbox:
         link.raw.add_on_connection_unblocked_callback(self._on_unblocked)
         self.blocked = ""
         self._tag = 0
-        self._channel, self._declaring = channel, declaring
+        self._link, self._channel, self._declaring = link, channel, declaring
         self.flush()
 
     def lost(self, error: OutlastError) -> None:
@@ -225,6 +226,15 @@ class Outbox:
                 ),
                 uncertain=True,
             )
+        given_up = sum(posting.batch is None for posting in self._unconfirmed.values())
+        if 2 * given_up >= WINDOW and self._link is not None:
+            # A queue without a leader confirms nothing, and in time nobody else could send.
+            link, self._link = self._link, None
+            error = StoreUnavailable(f"{self._shown}: {given_up} messages were never confirmed")
+            _log.warning("%s: publishing begins anew", error)
+            self.lost(error)
+            if link.raw.is_open:
+                link.raw.close()
 
     def _give_up(self, parked: list[Posting], since: float) -> None:
         """The broker has not answered what has to be asked before these can be sent."""
