@@ -208,10 +208,13 @@ async def test_an_ack_is_none_of_what_another_worker_has_taken(server: RabbitSer
 
 
 def publish(server: RabbitServer, queue: str, *ids: str) -> None:
+    """In this order: of what comes by several channels the broker promises none."""
     with pika.BlockingConnection(pika.URLParameters(server.url())) as connection:
+        channel = connection.channel()
+        channel.confirm_delivery()
         for id_ in ids:
             properties = pika.BasicProperties(headers={"task": "add", "id": id_})
-            connection.channel().basic_publish("", queue, b"[[1, 2], {}, {}]", properties)
+            channel.basic_publish("", queue, b"[[1, 2], {}, {}]", properties)
 
 
 async def taken(broker: RabbitBroker, queues: list[str], count: int) -> list[str]:
