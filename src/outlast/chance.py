@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Chance", "SeededChance", "SystemChance"]
 
+_VARIANT = int("8000000000000000" * 100, 16)
+_NO_VARIANT = int("3fffffffffffffff" * 100, 16)
+
 
 class Chance(Protocol):
     """Where ids and random choices come from, so that a simulation can repeat them."""
@@ -86,11 +89,11 @@ class SystemChance:
         return f"{self._stamp}{self._sequences[stamp & 0xFFF]}{tail}"
 
     def _more_tails(self) -> str:
-        """60 random bits behind the variant's digit, a hundred at a time; one is handed out."""
-        text = self._random.getrandbits(6400).to_bytes(800, "big").hex()
-        tails = [f"8{text[at : at + 3]}-{text[at + 4 : at + 16]}" for at in range(0, 1600, 16)]
-        self._tails.extend(tails[1:])
-        return tails[0]
+        """The variant and 62 random bits, a hundred times over; one is handed out."""
+        bits = self._random.getrandbits(6400) & _NO_VARIANT | _VARIANT
+        some = bits.to_bytes(800, "big")
+        first, *self._tails = [some[at : at + 8].hex("-", 6) for at in range(0, 800, 8)]
+        return first
 
     def token(self) -> bytes:
         return os.urandom(16)

@@ -288,12 +288,13 @@ class Desk:
         return call.task
 
     def _handles(self, calls: Sequence[Call[R]], added: Sequence[Added]) -> list[Handle[R]]:
-        handles = []
-        for call, answer in zip(calls, added, strict=True):
+        for answer in added:
             if answer.conflict:
                 raise _conflict(answer)
-            handles.append(Handle(answer.id, answer.created, self, call.task.decode_result))
-        return handles
+        return [
+            Handle(answer.id, answer.created, self, call.task.decode_result)
+            for call, answer in zip(calls, added, strict=True)
+        ]
 
 
 async def _emit(store: Store, name: str, payload: bytes, keep: float) -> bool:

@@ -39,6 +39,7 @@ MAX_KEY = 512
 MAX_PRIORITY = 100
 REPEATS = frozenset(get_args(OnRepeat))
 
+_PRINTABLE = bytes(range(0x20, 0x7F))
 _NAME = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 
 
@@ -146,7 +147,9 @@ def _check_alike(jobs: Alike) -> Job | None:
         _check_id(ids[0])
         return model
     lengths = list(map(len, ids))
-    if not (_clean("".join(ids)) and min(lengths) > 0 and max(lengths) <= MAX_ID):
+    # Of a long text, this is told in a third of the time that ``_clean`` takes.
+    odd = "".join(ids).encode("utf-8", "surrogatepass").translate(None, _PRINTABLE)
+    if odd or not (min(lengths) > 0 and max(lengths) <= MAX_ID):
         for id_ in ids:
             _check_text(id_, "id", MAX_ID)
     return model

@@ -140,6 +140,22 @@ async def test_many_at_once_keep_each_callers_order(store: FullStore, place: Pla
         assert mine == [f"{i}-{n}" for n in range(20)]
 
 
+@pytest.mark.parametrize("few", [1, 3])
+async def test_ids_of_every_printable_sign(store: FullStore, few: int) -> None:
+    """None of them parts one id from the next, or means something in a language of a store."""
+    await add(store, job("first"))  # a store may go another way for the first of its kind
+    signs = [chr(code) for code in range(0x20, 0x7F)]
+    odd = [f"{sign}" for sign in signs] + [f"{sign},a{sign}" for sign in signs] + ["".join(signs)]
+    for at in range(0, len(odd), few):
+        some = odd[at : at + few]
+        assert list(await store.add([job(id) for id in some])) == [Added(id) for id in some]
+    claims = await take(store, len(odd) + 1)
+    assert ids(claims) == ["first", *odd]
+    assert not await store.settle([done(claim) for claim in claims])
+    for id in odd:
+        assert (await get(store, id)).status is Status.DONE
+
+
 async def test_big_batches(store: FullStore) -> None:
     await add(store, *(job(f"{n:05}", payload=b"%d" % n) for n in range(3000)))
     claims = await take(store, 5000)

@@ -48,8 +48,8 @@ POSTGRES_BUGS = (
     Bug(
         "PostgreSQL: what has ended is added again",
         f"{POSTGRES}/swift.py",
-        'f") AND EXISTS ({adds.IN_ENDED})"\n',
-        'f") AND false AND EXISTS ({adds.IN_ENDED})"\n',
+        'f") AND EXISTS ({adds.ALIKE_ENDED})"\n',
+        'f") AND false AND EXISTS ({adds.ALIKE_ENDED})"\n',
         (f"{TESTS}_swift.py::test_the_same_id_again",),
     ),
     Bug(

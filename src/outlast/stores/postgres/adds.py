@@ -25,20 +25,25 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ALIKE",
+    "ALIKE_ENDED",
     "IN_ENDED",
     "MAYBE_ENDED",
     "add_alike",
     "add_carefully",
     "add_following",
     "add_fresh",
+    "in_a_row",
 ]
 
 ALIKE = (
     "INSERT INTO @jobs (id, payload, line, state, created_at, opts)"
-    " SELECT v.id, v.payload, $3::int, 1::smallint, $4::float8, $5::text"
-    " FROM unnest($1::text[], $2::bytea[]) AS v(id, payload)"
+    " SELECT unnest(string_to_array($1::text, ',')), unnest($2::bytea[]), $3::int, 1::smallint,"
+    " $4::float8, $5::text"
 )
-"""It fails where an id is there already: to be ready for that would cost each row a second look."""
+"""It fails where an id is there already: to be ready for that would cost each row a second look.
+
+The ids are one text, since the driver asks of each member of a list whether it is one as well.
+"""
 _ANY = (
     "INSERT INTO @jobs (id, line, state, payload, opts, priority, rank, due, key, lane, expires_at,"
     " created_at) SELECT v.*, $12::float8 FROM unnest($1::text[], $2::int[], $3::smallint[],"
@@ -47,6 +52,7 @@ _ANY = (
 )
 MAYBE_ENDED = "SELECT EXISTS (SELECT FROM @ended WHERE id BETWEEN $1::text AND $2::text)"
 IN_ENDED = "SELECT id FROM @ended WHERE id = ANY($1::text[]) LIMIT 1"
+ALIKE_ENDED = "SELECT id FROM @ended WHERE id = ANY(string_to_array($1::text, ',')) LIMIT 1"
 _QUEUED = (
     "SELECT coalesce(sum(c.queued), 0)::bigint FROM"
     " (SELECT line, ready + delayed AS queued FROM @counts WHERE line = ANY($1::int[])"
@@ -71,10 +77,18 @@ async def add_alike(turn: Turn, model: Job, ids: list[str], payloads: list[bytes
     turn.count(line, READY, len(ids))
     turn.tell(WORK, (model.queue,))
     try:
-        await turn.execute(ALIKE, ids, payloads, line, turn.now, opts_of(model))
+        await turn.execute(ALIKE, in_a_row(ids), payloads, line, turn.now, opts_of(model))
     except asyncpg.UniqueViolationError:
         raise Careful from None
     await _check_ended(turn, ids)
+
+
+def in_a_row(ids: Sequence[str]) -> str:
+    """Ids as ``ALIKE`` takes them. Raises ``Careful`` if they are of a kind that it can't."""
+    text = ",".join(ids)
+    if text.count(",") >= len(ids) or not text:
+        raise Careful
+    return text
 
 
 async def _check_ended(turn: Turn, ids: list[str]) -> None:

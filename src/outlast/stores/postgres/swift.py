@@ -84,21 +84,21 @@ _CLAIM, _MAKE_CLAIM = _function(
 )
 _ADD, _MAKE_ADD = _function(
     "add",
-    "text[], bytea[], int, float8, text, text, text, text",
+    "text, bytea[], int, float8, text, text, text, text",
     "boolean",
     "off",
     "BEGIN PERFORM set_config('synchronous_commit', $6, true);"
     + _UNUSUAL
     + f" THEN RETURN false; END IF; {adds.ALIKE}; IF ("
     + adds.MAYBE_ENDED.replace("$1", "$7").replace("$2", "$8")
-    + f") AND EXISTS ({adds.IN_ENDED})"
+    + f") AND EXISTS ({adds.ALIKE_ENDED})"
     " THEN RAISE unique_violation USING MESSAGE = 'a job of this id has ended'; END IF;"
-    f" {LOG_INTO} VALUES ($3, cardinality($1), 0, 0, 0, 0, 0); RETURN true;",
+    f" {LOG_INTO} VALUES ($3, cardinality($2), 0, 0, 0, 0, 0); RETURN true;",
 )
 _TELL, _MAKE_TELL = _routine(
     "PROCEDURE",
     "tell",
-    "text[], bytea[], int, float8, text, text, text, text, text, text, INOUT done boolean",
+    "text, bytea[], int, float8, text, text, text, text, text, text, INOUT done boolean",
     "",
     f"BEGIN done := @{_ADD}($1, $2, $3, $4, $5, $6, $7, $8); IF done THEN COMMIT;"
     # It must be without settings of its own, to commit: so all is named with its schema.
@@ -186,7 +186,7 @@ async def add_swiftly(
     marks = (line, turn.now, opts_of(model), commit, min(ids), max(ids))
     text = _CALL_TELL if call else _CALL_ADD
     try:
-        done = await turn.value(text, ids, payloads, *marks, *call)
+        done = await turn.value(text, adds.in_a_row(ids), payloads, *marks, *call)
     except asyncpg.UniqueViolationError:
         raise Careful from None
     except asyncpg.LockNotAvailableError as error:
