@@ -39,7 +39,9 @@ PIECE = 1000
 """What base.lua calls STEPS."""
 EACH = 7
 """Commands that one job may take on its way: three to six were counted."""
-CLAIM: Op[Any] = Op("claim", claim_args(["default"], TASKS, 10, 60.0, "w", False, b"t", ""), list)
+CLAIM: Op[Any] = Op(
+    "claim", claim_args(["default"], TASKS, 10, 60.0, "w", False, b"t", "", ""), list
+)
 
 
 async def commands(server: RedisServer, op: Op[Any], store: Any) -> tuple[Any, int]:
@@ -299,7 +301,7 @@ async def test_a_claim_whose_answer_was_lost_is_looked_for_in_pieces(server: Red
         calls = server.say("INFO", "commandstats").decode().split("cmdstat_evalsha:calls=")[1]
         assert list(await store.settle([done(claim) for claim in claims])) == []
         assert int(calls.split(",")[0]) > FLOOD // PIECE
-        args = claim_args(["default"], TASKS, 60, 60.0, "the-worker", False, b"other", "0")
+        args = claim_args(["default"], TASKS, 60, 60.0, "the-worker", False, b"other", "0", "")
         answer, many = await commands(server, Op("claim", args, list), store)
         assert answer[0] not in (0, 1, b"0")
         assert PIECE < many < PIECE * 2
@@ -311,7 +313,7 @@ async def test_a_member_shown_in_two_pieces_is_one_claim(server: RedisServer) ->
     async with opened(server.url()) as store:
         await store.add([job(task="t0"), job(task="t0")])
         _, *found = await cast("Any", store)._do(CLAIM)
-        claiming = Claiming(10, lambda: "run")
+        claiming = Claiming(10, lambda: "run", lambda: "")
         assert claiming.parse([b"17", *found[:3]]) is MORE
         assert claiming.parse([b"23", *found[:3]]) is MORE
         claims = claiming.parse([0, *found])
@@ -327,7 +329,7 @@ async def test_no_lane_is_left_behind_when_thousands_expire_at_once(server: Redi
         assert list(await store.settle([give_back(claim)])) == []
         await store.add([job(lane="l"), *(job(ttl=60) for _ in range(PIECE))])
         clock.advance(121)
-        args = claim_args(["default"], [None], 10, 60.0, "w", False, b"t", "")
+        args = claim_args(["default"], [None], 10, 60.0, "w", False, b"t", "", "")
         answer = await cast("Any", store)._do(Op("claim", args, list))
         assert answer == [1], "there is more"
         [claim] = await take(store)

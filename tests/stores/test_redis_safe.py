@@ -8,6 +8,7 @@ import signal
 from typing import TYPE_CHECKING, cast
 
 import pytest
+from tests.fakes import FakeClock
 from tests.proof.patience import until
 from tests.servers import ConfiguredRedis, RedisServer, shared
 from tests.stores.test_redis import job, opened, take
@@ -152,6 +153,24 @@ async def test_what_a_replica_has_is_there_when_the_server_is_gone(
         found = await store.get([each.id for each in jobs])
         assert sum(each is not None for each in found) == 50
         assert (await store.depth("default")).done == 10
+
+
+async def test_a_fence_grows_when_a_replica_takes_over_that_lacks_the_last_claim(
+    pair: tuple[RedisServer, RedisServer],
+) -> None:
+    """Though the clock of its host is behind."""
+    master, replica = pair
+    ahead, behind = FakeClock(), FakeClock()
+    ahead.advance(3000.0)
+    async with opened(master.url(query="replicas=1"), clock=ahead) as store:
+        await store.add([job()])
+        replica.say("REPLICAOF", "NO", "ONE")
+        fences = [claim.fence for claim in await take(store)]
+    async with opened(replica.url(), clock=behind) as store:
+        fences += [claim.fence for claim in await take(store)]
+    assert len(fences) == 2, "it was claimed on both"
+    assert fences == sorted(fences)
+    assert fences[0] < fences[1] < 2**53
 
 
 async def test_nothing_is_acknowledged_that_no_replica_has(

@@ -16,7 +16,7 @@ from outlast.store import Durability
 from outlast.stores import connect
 from outlast.stores.redis.address import ANSWERS_WITHIN, ask, dial, read
 from outlast.stores.redis.faults import mapped
-from outlast.stores.redis.opening import NOTHING, facts_of, lack_of_replicas, promise_of
+from outlast.stores.redis.opening import NOTHING, facts_of, lack_of_replicas, promise_of, took_over
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -289,8 +289,8 @@ def _run(facts: Mapping[str, str], wish: Wish) -> Finding:
         return Finding(id="RD6", severity=OK, read=shown)
     found, _ = promise_of(facts, wish)
     # Without an append-only file a restart leaves that trace, too.
-    took_over = facts.get("aof_enabled") == "1" and bool(facts.get("master_replid2", "").strip("0"))
-    if found >= (Durability.REPLICA if took_over else Durability.POWER):
+    other = facts.get("aof_enabled") == "1" and took_over(facts)
+    if found >= (Durability.REPLICA if other else Durability.POWER):
         return Finding(
             id="RD6", severity=NOTE, read=shown,
             means="the server was started again, or another took over: nothing that was"
@@ -299,7 +299,7 @@ def _run(facts: Mapping[str, str], wish: Wish) -> Finding:
     return Finding(
         id="RD6", severity=WARNING, read=shown,
         means="another server has given way to this one: what it had acknowledged last may be"
-        " missing" if took_over else
+        " missing" if other else
         "the server was started again: what it had acknowledged last may be missing",
         remedy="compare what your program remembers with what is stored (outlast jobs)",
     )  # fmt: skip

@@ -25,26 +25,33 @@ def claim_args(
     newest: bool,
     token: bytes,
     again: str,
+    successor: str,
 ) -> list[Arg]:
-    """``again`` is where to look for what was claimed when the answer was lost; else empty."""
+    """``again`` is where to look for what was claimed when the answer was lost; else empty.
+
+    ``successor`` is the run of a server that has taken over from another; else empty.
+    """
     lines: list[Arg] = []
     for queue in dict.fromkeys(queues):
         for task in dict.fromkeys(tasks):
             lines += (queue, queue if task is None else f"{queue}/{task}")
     return [
-        limit, repr(float(lease)), worker, token.hex(), int(newest), again, len(lines) // 2,
-        *lines,
+        limit, repr(float(lease)), worker, token.hex(), int(newest), again, successor,
+        len(lines) // 2, *lines,
     ]  # fmt: skip
 
 
 class Claiming:
     """One claim. Should its answer be lost, what it had claimed is found again, piece by piece."""
 
-    __slots__ = ("_asked", "_found", "_limit", "_place", "_rest", "may_be_more")
+    __slots__ = ("_asked", "_found", "_limit", "_place", "_rest", "_successor", "may_be_more")
 
-    def __init__(self, limit: int, run: Callable[[], str], *rest: Any) -> None:
+    def __init__(
+        self, limit: int, run: Callable[[], str], successor: Callable[[], str], *rest: Any
+    ) -> None:
         self._limit = limit
         self._rest = rest
+        self._successor = successor
         self._place = Place(run)
         self._found: dict[str, Claim] = {}
         self._asked = False
@@ -60,7 +67,7 @@ class Claiming:
         queues, tasks, lease, worker, newest, token = self._rest
         return claim_args(
             queues, tasks, self._limit - len(self._found), lease, worker, newest, token,
-            self._place.text if again else "",
+            self._place.text if again else "", self._successor(),
         )  # fmt: skip
 
     def parse(self, raw: Sequence[Any]) -> Any:

@@ -19,7 +19,16 @@ if TYPE_CHECKING:
     from redis.asyncio.connection import AbstractConnection
 
 
-__all__ = ["Server", "examine", "facts_of", "lack_of_replicas", "load", "prepare", "promise_of"]
+__all__ = [
+    "Server",
+    "examine",
+    "facts_of",
+    "lack_of_replicas",
+    "load",
+    "prepare",
+    "promise_of",
+    "took_over",
+]
 
 OLDEST = (7, 0)
 NOTHING = Wish()
@@ -31,6 +40,8 @@ class Server(Struct, frozen=True, kw_only=True):
 
     name: str
     run: str
+    took_over: bool
+    """From another, whose last writes it may lack."""
     durability: Durability
     why: str
     """What keeps it from a better class, and what to change; empty if nothing does."""
@@ -82,6 +93,11 @@ def lack_of_replicas(facts: Mapping[str, str], wish: Wish) -> str:
         f"replicas={wish.replicas} is asked for, and {many} are connected: nothing could be"
         " acknowledged"
     )
+
+
+def took_over(facts: Mapping[str, str]) -> bool:
+    """Whether it was a replica once, in this run."""
+    return bool(facts.get("master_replid2", "").strip("0"))
 
 
 def _alone(facts: Mapping[str, str], wish: Wish) -> tuple[Durability, str]:
@@ -151,8 +167,8 @@ async def examine(
             f" or ask for less (?durability={found})"
         )
     return Server(
-        name=name, run=facts.get("run_id", ""), durability=found, why=why,
-        wait=wait_of(facts, wish),
+        name=name, run=facts.get("run_id", ""), took_over=took_over(facts), durability=found,
+        why=why, wait=wait_of(facts, wish),
     )  # fmt: skip
 
 

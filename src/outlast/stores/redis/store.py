@@ -73,7 +73,7 @@ class RedisStore(Stepped, Moved, Served[Engine]):
         self.library = f"Redis (redis-py {redis.__version__})"
         self._address = address
         self._prefix = f"{{outlast:{namespace}}}"
-        self._run = ""
+        self._run = self._successor = ""
 
     # -- opening and closing
 
@@ -89,12 +89,16 @@ class RedisStore(Stepped, Moved, Served[Engine]):
         await opening.load(connection)
         self.durability = server.durability
         self.library = f"{server.name} (redis-py {redis.__version__})"
-        self._run = server.run
+        self._run, self._successor = server.run, server.run if server.took_over else ""
         return server.wait
 
     def _which_run(self) -> str:
         """Of the server, as of the connection on which calls are sent now."""
         return self._run
+
+    def _which_successor(self) -> str:
+        """The same run if the server has taken over from another; else empty."""
+        return self._successor
 
     def _times(self) -> tuple[Arg, Arg]:
         """Nothing, for the server has a clock, unless somebody set another one."""
@@ -125,7 +129,10 @@ class RedisStore(Stepped, Moved, Served[Engine]):
         token = self._chance.token()
         seen = self._news.count(WORK, queues)
 
-        claiming = Claiming(limit, self._which_run, queues, tasks, lease, worker, newest, token)
+        claiming = Claiming(
+            limit, self._which_run, self._which_successor,
+            queues, tasks, lease, worker, newest, token,
+        )  # fmt: skip
 
         def parse(raw: Any) -> Any:
             found = claiming.parse(raw)

@@ -6,7 +6,7 @@
 --   P m          hash     seq (of the newest job), schema, run (of the server), since (when that was
 --                         first seen, unless it is the first), long (a run that is being seen, and
 --                         until when its leases last at least), lease (the longest), fence (the last),
---                         event (how many woke somebody), ack (how often somebody waited for a
+--                         fenced (the last run that raised it by an hour), event (how many woke somebody), ack (how often somebody waited for a
 --                         sync), mark and left (the jobs are moved elsewhere, how far)
 --   P g          set      all lines that were ever used;  P g QUEUE: those of one queue
 --   P n LINE     hash     counts: q(ueued), r(unning), d(one), x (dead), c(ancelled)

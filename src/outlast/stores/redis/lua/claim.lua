@@ -1,13 +1,14 @@
 -- Claiming: the first jobs in order over all lines asked for. Needs base.lua.
--- ARGV: now, mono, limit, lease, worker, token, newest, again, how many lines, then queue and line
--- of each. With `again` the answer to the same call was lost: what it claimed is answered first,
--- looked for among what the worker holds in pieces; '0', then the place where the next one begins.
+-- ARGV: now, mono, limit, lease, worker, token, newest, again, the server's run if it has taken over
+-- from another (else empty), how many lines, then queue and line of each. With `again` the answer to
+-- the same call was lost: what it claimed is answered first, looked for among what the worker holds
+-- in pieces; '0', then the place where the next one begins.
 -- Answer: 1 if there may be more beyond the bound of one call, or such a place, as a text; then id,
 -- job and state of each.
 
 if call('HEXISTS', P .. 'm', 'left') == 1 then return {0} end -- all of it goes elsewhere
 local limit, lease, worker, token = tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5], ARGV[6]
-local newest, again, many = ARGV[7] == '1', ARGV[8], tonumber(ARGV[9])
+local newest, again, run, many = ARGV[7] == '1', ARGV[8], ARGV[9], tonumber(ARGV[10])
 local answer, claimed, leases, taken = {0}, {}, {}, {}
 local till = string.format('%.17g', mono + lease)
 local steps = 0
@@ -107,8 +108,11 @@ local function precedes(a, b)
 end
 
 -- A fence is the server's time in microseconds, or one more than the last: so it grows although a
--- power cut may have taken claims, and the last fence, away.
-local fence = math.max(tonumber(call('HGET', P .. 'm', 'fence') or 0), math.floor(now * 1000000))
+-- power cut may have taken claims, and the last fence, away. A server that has taken over may lack
+-- those as well, and its clock be behind that of the one before: it begins an hour beyond.
+local last, fenced = unpack(call('HMGET', P .. 'm', 'fence', 'fenced'))
+local fence = math.max(tonumber(last or 0), math.floor(now * 1000000))
+if run ~= '' and run ~= fenced then fence = fence + 3600000000 end
 
 local function start(id, H, S)
   local line = H[2]
@@ -148,7 +152,7 @@ end
 
 local lines, more, left = {}, false, STEPS
 for n = 1, many do
-  local queue, line = ARGV[8 + 2 * n], ARGV[9 + 2 * n]
+  local queue, line = ARGV[9 + 2 * n], ARGV[10 + 2 * n]
   if call('SISMEMBER', P .. 'p', queue) == 0 then
     local came, rest = promote(line, left)
     left, more = left - came, more or rest
@@ -233,13 +237,14 @@ lease_all(leases)
 each_chunk(claimed, 500, function(list, i, j) call('SADD', P .. 'w' .. worker, unpack(list, i, j)) end)
 if #claimed > 0 then
   call('HSET', P .. 'm', 'fence', string.format('%.0f', fence))
+  if run ~= '' then call('HSET', P .. 'm', 'fenced', run) end
   if lease > tonumber(call('HGET', P .. 'm', 'lease') or 0) then call('HSET', P .. 'm', 'lease', lease) end
 end
 finish()
 if #claimed < limit then
   -- From now on whoever brings work says so.
   for n = 1, many do
-    local topic = 'w' .. ARGV[8 + 2 * n]
+    local topic = 'w' .. ARGV[9 + 2 * n]
     if call('HEXISTS', P .. 'i', topic) == 0 then call('HSET', P .. 'i', topic, 1) end
   end
 end
