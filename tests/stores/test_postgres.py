@@ -337,6 +337,34 @@ async def test_a_migration_that_is_cut_off_goes_on(
     assert await ask(server, "SELECT version FROM halfway.meta") == len(schema.MIGRATIONS)
 
 
+async def test_a_migration_does_not_hold_everybody_up(
+    server: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who has a transaction open holds the step up, and the step all who come after it."""
+    url = server.url(schema="heldup")
+    steps = schema.MIGRATIONS
+    monkeypatch.setattr(schema, "MIGRATIONS", steps[:3])
+    old = open_at(url)
+    await old.open()
+    await old.add([Job(id="a")])
+    monkeypatch.setattr(schema, "MIGRATIONS", steps)
+    monkeypatch.setattr(schema, "STEP_TIMEOUT", "100ms")
+    connection = await asyncpg.connect(server.url())
+    await connection.execute("BEGIN; UPDATE heldup.jobs SET attempt = 0")
+    async with asyncio.timeout(60):
+        with pytest.raises(StoreUnavailable, match="open transaction"):
+            await open_at(url).open()
+        await old.add([Job(id="b")])
+    await connection.close()
+    monkeypatch.undo()
+    new = open_at(url)
+    await new.open()
+    claims = await new.claim(["default"], [None], 10, 60.0, "w")
+    assert [claim.job.id for claim in claims] == ["a", "b"]
+    await new.close()
+    await old.close()
+
+
 async def test_a_newer_schema_is_refused_unless_it_serves_us(
     server: PostgresServer, store: PostgresStore
 ) -> None:
