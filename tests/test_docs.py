@@ -5,9 +5,17 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from inspect import signature
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+from outlast import Outlast
+from outlast.task import Task
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 ROOT = Path(__file__).parent.parent
 PROGRAMS = [
@@ -43,3 +51,10 @@ def test_every_page_is_linked_from_the_readme() -> None:
     readme = (ROOT / "README.md").read_text()
     missing = [page.name for page in (ROOT / "docs").glob("*.md") if page.name not in readme]
     assert not missing
+
+
+@pytest.mark.parametrize("function", [Outlast.task, Task.using])
+def test_the_page_of_tasks_names_every_option(function: Callable[..., object]) -> None:
+    rows = "".join(re.findall(r"^\|.*", (ROOT / "docs" / "tasks.md").read_text(), re.MULTILINE))
+    options = signature(function).parameters.keys() - {"self", "fn", "name"}
+    assert {option for option in options if f"`{option}`" not in rows} == set()
