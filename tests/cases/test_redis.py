@@ -115,8 +115,9 @@ def test_c15(rig: Rig, server: RedisServer) -> None:
         rig.enqueue(*[("instant", n) for n in range(1000)], delay=30 * 86400)
     full = rig.start("-c", "2")
     rig.until_up()
+    linger(scaled(60.0, 0.0))
     ids = rig.enqueue(*[("instant", n) for n in range(10)])
-    rig.until_ended(ids, 60.0)
+    rig.until_ended(ids, scaled(2.0, 60.0))
     assert rig.starts(ids) == [1] * 10
     assert rig.run(lambda app: app.store.depth("default")).delayed == many
     assert memory(rig, full) < before + 50 * 2**20
@@ -188,7 +189,7 @@ def test_c22(rig: Rig, server: RedisServer, how: int) -> None:
         linger(scaled(20.0, 1.5))
         server.start()
         ids = rig.enqueue(*[("instant", n) for n in range(10)])
-        rig.until_ended(ids, 60.0)
+        rig.until_ended(ids, scaled(10.0, 60.0))
         assert rig.ends(ids) == [1] * 10
     (rig.folder / "go").touch()
     rig.until_ended([running], 60.0)

@@ -13,12 +13,12 @@ from tests.stores.test_redis import opened
 
 from outlast.chance import SystemChance
 from outlast.doctor import Severity, examine
-from outlast.doctor.redis import findings_of
+from outlast.doctor.redis import findings_of, is_bare
 from outlast.doctor.torture_work import NAMESPACE, make
 from outlast.job import Job
 from outlast.store import Durability
 from outlast.stores import connect
-from outlast.stores.redis.address import Wish
+from outlast.stores.redis.address import Wish, read
 from outlast.stores.redis.opening import NOTHING
 
 if TYPE_CHECKING:
@@ -64,13 +64,22 @@ def test_what_a_slow_sync_takes_with_it() -> None:
     [
         ("RD1", {"aof_enabled": "0"}, ERROR, "off"),
         ("RD1", {"aof_last_write_status": "err"}, ERROR, "aof_last_write_status err"),
+        (
+            *("RD1", {"aof_enabled": "0", "time": "70", "rdb_last_save_time": "10"}),
+            *(ERROR, "the last one 60 s ago"),
+        ),
         ("RD2", {"appendfsync": "everysec"}, WARNING, "everysec"),
+        ("RD2", {"aof-load-truncated": "no"}, NOTE, "aof-load-truncated no"),
         ("RD2", {"no-appendfsync-on-rewrite": "yes"}, WARNING, "always"),
         ("RD4", {"maxmemory-policy": "allkeys-lru"}, ERROR, "allkeys-lru"),
         ("RD4", {"evicted_keys": "5"}, WARNING, "5 keys"),
         ("RD4", {"maxmemory": "1100000"}, WARNING, "maxmemory"),
         ("RD5", {"role": "slave"}, ERROR, "replica"),
         ("RD5", {"connected_slaves": "2"}, NOTE, "2 replicas"),
+        (
+            *("RD5", {"min-replicas-to-write": "2", "min_slaves_good_slaves": "1"}),
+            *(ERROR, "min-replicas-to-write 2, and 1 of them"),
+        ),
         ("RD6", {"unseen": "1", "appendfsync": "everysec"}, WARNING, "no worker has seen yet"),
         ("RD6", {"unseen": "1"}, NOTE, "no worker has seen yet"),
         ("RD6", {"since": "100", "time": "3700"}, NOTE, "1.0 hours ago"),
@@ -78,7 +87,16 @@ def test_what_a_slow_sync_takes_with_it() -> None:
         ("RD6", {"unseen": "1", "master_replid2": "ab"}, WARNING, "no worker has seen yet"),
         ("RD6", {"master_replid2": "ab"}, OK, "run abc"),
         ("RD7", {"whoami": "default", "requirepass": ""}, WARNING, "without a password"),
-        ("RD7", {"redis_version": "8.2.1"}, NOTE, "8.2.1"),
+        (
+            *("RD7", {"whoami": "default", "requirepass": "", "protected-mode": "no"}),
+            *(WARNING, "protected-mode no"),
+        ),
+        ("RD7", {"bare": "1"}, NOTE, "without TLS"),
+        ("RD7", {"redis_version": "8.2.1"}, NOTE, "Redis 8.2.1"),
+        ("RD7", {"redis_version": "8.6.2"}, NOTE, "Redis 8.6.2"),
+        ("RD7", {"redis_version": "8.6.3"}, OK, "8.6.3"),
+        ("RD7", {"redis_version": "7.2.4", "valkey_version": "8.1.3"}, NOTE, "Valkey 8.1.3"),
+        ("RD7", {"redis_version": "7.2.4", "valkey_version": "8.1.4"}, OK, "8.1.4"),
         ("RD8", {"aof_delayed_fsync": "3"}, WARNING, "3 delayed"),
         ("RD9", {"config_file": "/nowhere/redis.conf"}, NOTE, "can't be read"),
     ],
@@ -188,6 +206,32 @@ async def test_a_server_that_has_taken_over(server: RedisServer) -> None:
         assert (severity, "has given way" in said) == (WARNING, True)
     finally:
         replica.remove()
+
+
+@pytest.mark.needs("redis")
+async def test_a_server_that_takes_no_writes_for_want_of_replicas(server: RedisServer) -> None:
+    async with opened(server.url()) as store:
+        await store.add([Job(id=SystemChance().uuid7())])
+    server.say("CONFIG", "SET", "min-replicas-to-write", "1")
+    report = await examine(server.url())
+    [found] = [each for each in report.findings if each.id == "RD5"]
+    assert (found.severity, "0 of them keep up" in found.read) == (ERROR, True)
+    assert str(server.folder) in next(each.read for each in report.findings if each.id == "RD1")
+
+
+@pytest.mark.parametrize(
+    ("url", "bare"),
+    [
+        ("redis://10.0.0.1/0", True),
+        ("redis://:x@far:1/0", True),
+        ("rediss://far/0", False),
+        ("redis://127.0.0.2:1", False),
+        ("redis://localhost", False),
+        ("unix:///run/redis.sock", False),
+    ],
+)
+def test_who_may_listen_on_the_way(url: str, bare: bool) -> None:
+    assert is_bare(read(url)) is bare
 
 
 @pytest.mark.needs("redis")

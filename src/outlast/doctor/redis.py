@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+from redis.asyncio.connection import SSLConnection
 from redis.exceptions import MovedError, RedisError, ResponseError
 
 from outlast.clock import SystemClock
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from outlast.stores.redis.address import Wish
     from outlast.stores.urls import Address
 
-__all__ = ["examine", "findings_of"]
+__all__ = ["examine", "findings_of", "is_bare"]
 
 OK, NOTE, WARNING, ERROR = Severity
 DEFAULT = "default"
@@ -38,10 +39,18 @@ LATELY = 24.0
 """Hours for which it is worth saying that the server was started again."""
 TRY_FOR = 5000
 """Milliseconds that a server has to sync one write."""
-_MORE = ("save", "dir", "maxmemory", "min-replicas-to-write", "requirepass", "protected-mode")
+_MORE = (
+    *("save", "dir", "maxmemory", "min-replicas-to-write", "requirepass", "protected-mode"),
+    "aof-load-truncated",
+)
 _KEPT = ("appendonly", "appendfsync", "maxmemory-policy", "no-appendfsync-on-rewrite")
-_FIXED = {(6, 2): 20, (7, 2): 11, (7, 4): 6, (8, 0): 4, (8, 2): 2}
-"""Of each series the first version without the hole in Lua that lets a user run any code."""
+_FIXED = {(6, 2): 20, (7, 2): 11, (7, 4): 6, (8, 0): 4, (8, 2): 2, (8, 6): 3}
+_FIXED_VALKEY = {(7, 2): 11, (8, 0): 6, (8, 1): 4}
+"""Of each series the first version without the hole in Lua that lets a user run any code:
+CVE-2025-49844, and in 8.6 CVE-2026-23631."""
+_GOOD = "min_slaves_good_slaves"
+"""What INFO calls the replicas that keep up; it tells of them while a number is asked for."""
+_HERE = ("localhost", "::1")
 
 
 async def examine(address: Address, *, required: Durability | None, quick: bool) -> Report:
@@ -79,12 +88,20 @@ async def _facts(place: Place) -> dict[str, str]:
                 facts = await facts_of(connection)
         for name in _MORE:
             facts.update(await _setting(connection, name))
+        facts["bare"] = "1" if is_bare(place) else ""
         facts["whoami"] = await _who(connection)
         facts.update(await _tried(connection, facts))
         facts.update(await _runs(connection, facts))
     finally:
         await connection.disconnect()
     return facts
+
+
+def is_bare(place: Place) -> bool:
+    """Whether what is said to the server can be heard on the way to it."""
+    host = str(place.settings.get("host", "localhost"))
+    here = host in _HERE or host.startswith("127.") or "path" in place.settings
+    return not here and place.settings.get("connection_class") is not SSLConnection
 
 
 async def _setting(connection: AbstractConnection, name: str) -> dict[str, str]:
@@ -147,6 +164,7 @@ def findings_of(facts: Mapping[str, str], asked: Wish | None) -> list[Finding]:
     return [
         _file(facts),
         _sync(facts, wish),
+        *_torn(facts),
         *([] if asked is None else [_waits(facts, wish)]),
         _eviction(facts),
         _replicas(facts, wish, asked is not None),
@@ -162,7 +180,12 @@ def _file(facts: Mapping[str, str]) -> Finding:
     names = ("aof_last_write_status", "aof_last_bgrewrite_status", "rdb_last_bgsave_status")
     failed = [f"{name} {facts[name]}" for name in names if facts.get(name, "ok") != "ok"]
     shown = f"append-only file {'on' if on else 'off'}, snapshots {facts.get('save') or 'off'}"
+    if place := facts.get("dir"):
+        shown += f", in {place}"
     if not on:
+        if {"time", "rdb_last_save_time"} <= facts.keys():
+            ago = float(facts["time"]) - float(facts["rdb_last_save_time"])
+            shown += f", the last one {max(0.0, ago):.0f} s ago"
         return Finding(
             id="RD1", severity=ERROR, read=shown, durability=Durability.MEMORY,
             means="what came after the last snapshot dies with the server",
@@ -195,6 +218,21 @@ def _sync(facts: Mapping[str, str], wish: Wish) -> Finding:
         id="RD2", severity=WARNING, read=f"appendfsync {fsync}", durability=found, means=means,
         remedy=why,
     )  # fmt: skip
+
+
+def _torn(facts: Mapping[str, str]) -> list[Finding]:
+    """Whether a file whose end was torn by a power cut keeps the server from starting."""
+    if facts.get("aof-load-truncated") != "no" or facts.get("aof_enabled") != "1":
+        return []
+    return [
+        Finding(
+            id="RD2",
+            severity=NOTE,
+            read="aof-load-truncated no",
+            means="after a power cut the server may not start before its file is mended by hand",
+            remedy="CONFIG SET aof-load-truncated yes, and CONFIG REWRITE; or know redis-check-aof",
+        )
+    ]
 
 
 def _waits(facts: Mapping[str, str], wish: Wish) -> Finding:
@@ -261,6 +299,14 @@ def _replicas(facts: Mapping[str, str], wish: Wish, ours: bool) -> Finding:
             id="RD5", severity=ERROR, read=shown, means=lacking, durability=Durability.POWER,
             remedy="see to the replicas, or ask for fewer",
         )  # fmt: skip
+    least, good = (int(facts.get(n) or 0) for n in ("min-replicas-to-write", _GOOD))
+    if good < least:
+        return Finding(
+            id="RD5", severity=ERROR, durability=Durability.POWER,
+            read=f"{shown}; min-replicas-to-write {least}, and {good} of them keep up",
+            means="the server takes no writes: nothing is accepted, claimed or done",
+            remedy="see to the replicas, or CONFIG SET min-replicas-to-write",
+        )  # fmt: skip
     if many > wish.replicas:
         more = f"add replicas={many} to the URL; " if ours else ""
         return Finding(
@@ -306,30 +352,42 @@ def _run(facts: Mapping[str, str], wish: Wish) -> Finding:
 
 
 def _security(facts: Mapping[str, str]) -> list[Finding]:
-    name = facts.get("valkey_version") or facts.get("redis_version", "?")
+    valkey = facts.get("valkey_version")
+    name = valkey or facts.get("redis_version", "?")
     shown = f"{facts.get('redis_mode', 'standalone')}, version {name}, as {facts.get('whoami')}"
     found = []
     if facts.get("whoami") == "default" and facts.get("requirepass") == "":
+        open_to_all = facts.get("protected-mode") == "no"
         found.append(
             Finding(
                 id="RD7",
                 severity=WARNING,
-                read=f"{shown}, without a password",
-                means="whoever reaches the port can read, forge and delete jobs",
+                read=f"{shown}, without a password" + ", protected-mode no" * open_to_all,
+                means="whoever reaches the port can read, forge and delete jobs"
+                + ("; and from any host, as far as it listens there" if open_to_all else ""),
                 remedy="CONFIG SET requirepass, or a user of its own (ACL)",
             )
         )
-    number = _version(facts)
-    fixed = _FIXED.get(number[:2])
-    if "valkey_version" not in facts and (
-        number[:2] == (7, 0) or (fixed is not None and number[2] < fixed)
-    ):
+    if facts.get("bare"):
         found.append(
             Finding(
                 id="RD7",
                 severity=NOTE,
-                read=f"Redis {name}",
-                means="in this version CVE-2025-49844 (Lua) is only mended by a distribution",
+                read=f"{shown}, without TLS",
+                means="who listens on the way reads the jobs, and the password",
+                remedy="rediss://, unless it is a network of your own",
+            )
+        )
+    number = _version(name)
+    fixed = (_FIXED_VALKEY if valkey else _FIXED).get(number[:2])
+    if (not valkey and number[:2] == (7, 0)) or (fixed is not None and number[2] < fixed):
+        hole = "CVE-2026-23631" if number[:2] == (8, 6) else "CVE-2025-49844"
+        found.append(
+            Finding(
+                id="RD7",
+                severity=NOTE,
+                read=f"{'Valkey' if valkey else 'Redis'} {name}",
+                means=f"in this version {hole} (Lua) is only mended by a distribution",
                 remedy="take a newer version, or see that the package was mended",
             )
         )
@@ -377,8 +435,8 @@ def _kept_settings(facts: Mapping[str, str]) -> Finding:
     return Finding(id="RD9", severity=OK, read=f"{path} says the same")
 
 
-def _version(facts: Mapping[str, str]) -> tuple[int, int, int]:
-    parts = [int(part) for part in facts.get("redis_version", "0").split(".") if part.isdecimal()]
+def _version(name: str) -> tuple[int, int, int]:
+    parts = [int(part) for part in name.split(".") if part.isdecimal()]
     parts += [0, 0, 0]
     return parts[0], parts[1], parts[2]
 
