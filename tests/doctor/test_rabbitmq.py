@@ -246,7 +246,7 @@ def test_what_is_lacking(id: str, lack: dict[str, Any], severity: Severity, read
 
 
 @pytest.mark.needs("rabbitmq")
-async def test_a_real_broker(tmp_path: Path) -> None:
+async def test_a_real_broker(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """With its management API and without; sound, and with a classic queue of our name."""
     server = RabbitServer(plugins=["rabbitmq_management"])
     server.start()
@@ -266,6 +266,7 @@ async def test_a_real_broker(tmp_path: Path) -> None:
             found = {f.id: f for f in report.findings}
             assert found["RM6"].read == "queues of others are classic by default"
             assert (found["RM8"].severity, found["RM8"].read) == (WARNING, "as guest, without TLS")
+        assert caplog.messages == [], "it hangs up without a word"
         assert "quorum queues, on 1 nodes" in found["RM3"].read
         assert found["RM7"].read == "1 nodes, no alarm"
         await rights_of_others(server)

@@ -46,6 +46,13 @@ class QuickConnection(AsyncioConnection):
         transport._MAX_RECV_BYTES = RECEIVE
         super()._proto_connection_made(transport)
 
+    def _on_stream_terminated(self, error: Exception | None) -> None:
+        """Nobody is told where we hung up without a word, which the client takes for a fault."""
+        if error is None and self._error is None:
+            self._remove_heartbeat()
+        else:
+            super()._on_stream_terminated(error)
+
     def _on_data_available(self, data_in: bytes) -> None:
         self._frame_buffer += data_in
         while self._frame_buffer:
