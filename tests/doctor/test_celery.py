@@ -13,6 +13,7 @@ from celery import Celery
 from kombu import entity
 from tests.servers import RabbitServer, RedisServer, free_port, shared
 
+from outlast.contrib.kombu.transport import MAX_REDELIVERIES
 from outlast.doctor import Report, Severity
 from outlast.doctor.celery import Setup, examine, findings_of
 from outlast.doctor.celery_server import _limit
@@ -65,6 +66,25 @@ def test_a_sound_app() -> None:
     # That a stock worker discards what it doesn't know is not to be set.
     assert {f.id for f in findings if f.severity is not OK} == {"CE14"}
     assert {f.durability for f in findings} == {None, Durability.POWER}
+
+
+def test_what_our_own_transport_has_no_part_in() -> None:
+    """It buries what kills its workers, and neither forgets nor repeats what runs on."""
+    lack: dict[str, Any] = {
+        "task_retry_on_worker_lost": False,
+        "worker_cancel_long_running_tasks_on_connection_loss": False,
+        "worker_prefetch_multiplier": 4,
+        "worker_soft_shutdown_timeout": 0,
+    }
+    findings = findings_of(setup_of(made(**lack), "outlast"))
+    found = {finding.id: finding for finding in findings}
+    assert (found["CE6"].severity, found["CE15"].severity) == (OK, OK)
+    assert f"after {MAX_REDELIVERIES} times" in found["CE6"].read
+    assert not [f for f in findings if "visibility timeout" in f.means]
+    endless = setup_of(made(**lack, broker_transport_options={"max_redeliveries": None}), "outlast")
+    assert {f.id: f.severity for f in findings_of(endless)}["CE6"] is NOTE
+    redis = {f.id: f.means for f in findings_of(setup_of(made(**lack), "redis"))}
+    assert all("visibility timeout" in redis[id] for id in ("CE11", "CE16"))
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,8 @@ __all__ = ["Setup", "examine", "findings_of"]
 OK, NOTE, WARNING, ERROR = Severity
 LOSES = Durability.MEMORY
 HOUR = 3600.0
+MAX_REDELIVERIES = 20
+"""As in ``outlast.contrib.kombu.transport``, which needs kombu."""
 
 VISIBILITY = {"redis": HOUR, "sqs": 1800.0, "pgmq": 1800.0, "gcpubsub": 600.0}
 """Seconds after which these transports hand an unacknowledged message out again, by default."""
@@ -47,6 +49,14 @@ class Setup(Struct, frozen=True, kw_only=True):
         """Seconds until an unacknowledged message is handed out again, where time decides that."""
         default = VISIBILITY.get(self.driver)
         return None if default is None else float(self.options.get("visibility_timeout", default))
+
+    @property
+    def redeliveries(self) -> int | None:
+        """How often our own transport gives a message out again, before it is buried."""
+        if self.driver != "outlast":
+            return None
+        limit: int | None = self.options.get("max_redeliveries", MAX_REDELIVERIES)
+        return limit
 
     def late(self) -> list[Any]:
         return [task for task in self.tasks.values() if task.acks_late]
@@ -206,6 +216,10 @@ def _worker_lost(setup: Setup) -> Finding:
             remedy="app.conf.task_reject_on_worker_lost = True",
         )  # fmt: skip
     endless = [task.name for task in late if not getattr(task, "retry_on_worker_lost", False)]
+    if endless and setup.redeliveries is not None:
+        return _fine(
+            "CE6", f"a task that kills its worker is buried after {setup.redeliveries} times"
+        )
     if endless:
         return Finding(
             id="CE6", severity=NOTE, read=f"reject_on_worker_lost for {_listed(endless)}",
@@ -300,8 +314,8 @@ def _prefetch(setup: Setup) -> Finding:
     if ahead > 1 and setup.late():
         return Finding(
             id="CE11", severity=NOTE, read=f"worker_prefetch_multiplier = {ahead}",
-            means=f"behind a long task up to {ahead} others wait, while other workers are idle; "
-            "their visibility timeout runs meanwhile",
+            means=f"behind a long task up to {ahead} others wait, while other workers are idle"
+            + ("" if setup.visibility is None else "; their visibility timeout runs meanwhile"),
             remedy="app.conf.worker_prefetch_multiplier = 1",
         )  # fmt: skip
     return _fine("CE11", f"worker_prefetch_multiplier = {ahead}")
@@ -370,6 +384,8 @@ def _unknown(setup: Setup) -> Finding:
 def _connection_lost(setup: Setup) -> Finding:
     if not setup.late() or setup.conf.worker_cancel_long_running_tasks_on_connection_loss:
         return _fine("CE15", "nothing runs on after its connection was lost")
+    if setup.driver == "outlast":
+        return _fine("CE15", "what runs on after its connection was lost is handed out to nobody")
     return Finding(
         id="CE15",
         severity=NOTE,
@@ -386,7 +402,8 @@ def _shutdown(setup: Setup) -> Finding:
     return Finding(
         id="CE16", severity=NOTE, read="worker_soft_shutdown_timeout is not set",
         means="a second signal, or the end of your system's patience, kills what runs: with "
-        "early acknowledgement it is lost, on Redis it waits for the visibility timeout",
+        "early acknowledgement it is lost, with late it runs again"
+        + ("" if setup.visibility is None else " when its visibility timeout is over"),
         remedy="app.conf.worker_soft_shutdown_timeout = 10 (Celery 5.5), and a stop timeout of "
         "your service above the longest task",
     )  # fmt: skip
