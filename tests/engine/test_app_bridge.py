@@ -146,7 +146,7 @@ def test_stop_interrupts_whoever_waits(bridge: Bridge) -> None:
 
     with ThreadPoolExecutor(1) as threads:
         answer = threads.submit(bridge.run, wait, "")
-        waiting.wait(10)
+        waiting.wait(60)
         bridge.stop()
         with pytest.raises(Interrupted) as caught:
             answer.result(60)
@@ -192,7 +192,7 @@ def test_an_interrupt_from_the_keyboard_cancels_the_work(bridge: Bridge) -> None
             cancelled.set()
 
     def press() -> None:
-        started.wait(10)
+        started.wait(60)
         while not waits_for_a_future(main.ident or 0):
             pass
         signal.pthread_kill(main.ident or 0, signal.SIGINT)
@@ -207,7 +207,7 @@ def test_an_interrupt_from_the_keyboard_cancels_the_work(bridge: Bridge) -> None
     finally:
         signal.signal(signal.SIGINT, before)
     finger.join()
-    assert cancelled.wait(10)
+    assert cancelled.wait(60)
 
 
 def test_a_forgotten_bridge_takes_its_thread_with_it() -> None:

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 import apsw
 import pytest
 from tests.engine.rig import Rig, until
+from tests.engine.service import wait_until
 from tests.fakes import FakeClock
 
 from outlast import Hooks, JobCancelled, JobFailed, Outlast, Status, current
 from outlast.stores.sqlite.schema import READY
+from outlast.stores.sqlite.store import SqliteStore
 from outlast.worker import watch
 
 if TYPE_CHECKING:
@@ -34,7 +36,7 @@ async def test_they_run_beside_the_loop_as_many_as_there_are_slots(rig: Rig) -> 
 
     @rig.app.task(name="meets")
     def meets(n: int) -> int:
-        together.wait(5)
+        together.wait(60)
         assert threading.current_thread() is not threading.main_thread()
         return n
 
@@ -51,7 +53,7 @@ async def test_they_see_the_job_and_can_report(rig: Rig) -> None:
     def looks() -> str:
         current().progress(0.25, variable.get())
         variable.set("changed")
-        go_on.wait(5)
+        go_on.wait(60)
         return current().id
 
     handle = await looks.enqueue()
@@ -94,7 +96,7 @@ async def test_a_coroutine_they_return_is_awaited_in_the_loop(rig: Rig) -> None:
 
     async with rig.worker(renew_on="thread"):
         handle = await hands_over.enqueue()
-        (job,) = await rig.ledger.finished([handle.id], 5)
+        (job,) = await rig.ledger.finished([handle.id], 60)
     assert (job.status, job.result) == (Status.DONE, b"5")
 
 
@@ -107,14 +109,14 @@ async def test_a_thread_over_its_time_keeps_its_slot_until_it_ends(
     @rig.app.task(name="slow", timeout=0.05, retry=2)
     def slow() -> None:
         runs.append(current().attempt)
-        leave.wait(5)
+        leave.wait(60)
         while not current().cancelled:
             threading.Event().wait(0.001)
 
     handle = await slow.enqueue()
     async with rig.worker(renew_on="thread", concurrency=1, lease=0.3):
         await until(lambda: "over its timeout" in caplog.text)
-        assert "leave.wait(5)" in caplog.text, "the stack says where"
+        assert "leave.wait(60)" in caplog.text, "the stack says where"
         job = await rig.job(handle.id)
         assert (job.status, job.failures, runs) == (Status.RUNNING, 0, [1])
         leave.set()
@@ -153,7 +155,7 @@ async def test_a_thread_that_outlasts_its_worker_is_left_running(
     @rig.app.task(name="stays")
     def stays() -> None:
         entered.set()
-        leave.wait(10)
+        leave.wait(60)
         left.set()
 
     handle = await stays.enqueue()
@@ -171,7 +173,8 @@ async def test_a_thread_that_outlasts_its_worker_is_left_running(
 async def test_a_blocked_loop_is_reported_and_keeps_its_leases(
     rig: Rig, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watch, "TOLERATED", 0.1)
+    lease = 1.5
+    monkeypatch.setattr(watch, "TOLERATED", 0.5)
     monkeypatch.setattr(watch, "PERIOD", 0.02)
     reported = threading.Event()
     stacks: list[str] = []
@@ -179,15 +182,16 @@ async def test_a_blocked_loop_is_reported_and_keeps_its_leases(
     class Listener(Hooks):
         def loop_blocked(self, worker: str, seconds: float, stack: str) -> None:
             stacks.append(stack)
-            if seconds > 0.6:
+            if seconds > lease:
                 reported.set()
 
-    recovered = [0]
+    recovered: list[int] = []
 
     @rig.app.task(name="blocks")
     async def blocks() -> int:
-        reported.wait(10)  # longer than the lease
-        recovered[0] = asyncio.run_coroutine_threadsafe(rig.store.recover(10), other).result(60)
+        reported.wait(60)
+        asking = asyncio.run_coroutine_threadsafe(rig.store.recover(10), other)
+        recovered.append(asking.result(60))
         return current().attempt
 
     other = asyncio.new_event_loop()
@@ -195,24 +199,32 @@ async def test_a_blocked_loop_is_reported_and_keeps_its_leases(
     turning.start()
     try:
         handle = await blocks.enqueue()
-        async with rig.worker(renew_on="thread", lease=0.3, hooks=[Listener()]):
-            assert await handle.result(60) == 1
+        async with rig.worker(renew_on="thread", lease=lease, hooks=[Listener()]):
+            assert await handle.result(90) == 1
     finally:
         other.call_soon_threadsafe(other.stop)
         turning.join()
         other.close()
+    assert reported.is_set()
     assert recovered == [0]
-    assert "reported.wait(10)" in stacks[0]
+    assert "reported.wait(60)" in stacks[0]
     assert f"job {handle.id} of task blocks has blocked the event loop" in caplog.text
-    assert 2 <= len(stacks) <= 5, "more and more seldom"
 
 
 async def test_what_is_claimed_behind_a_blocked_loop_and_lost_there_is_not_run(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody renews it, so that others can run it sooner; then it is not to run here as well."""
     app, other = (Outlast(f"sqlite:///{tmp_path}/jobs.db?durability=process") for _ in range(2))
     runs: list[int] = []
+    asked: list[Any] = []
+    ask = SqliteStore.claim_next
+
+    def claim_next(store: SqliteStore, *how: Any) -> Any:
+        asked.append(store)
+        return ask(store, *how)
+
+    monkeypatch.setattr(SqliteStore, "claim_next", claim_next)
 
     async def late() -> None:
         runs.append(current().attempt)
@@ -221,19 +233,17 @@ async def test_what_is_claimed_behind_a_blocked_loop_and_lost_there_is_not_run(
 
     @app.task(name="blocks")
     async def blocks() -> str:
+        await until(lambda: asked[-1]._writer._parked)  # the worker has asked for more
         enqueuing = threading.Thread(target=lambda: ids.append(twin.enqueue_sync().id))
         enqueuing.start()
         enqueuing.join()
-        for _ in range(1000):
-            if claimed_and_lost(tmp_path / "jobs.db", ids[0]):
-                break
-            threading.Event().wait(0.02)
+        wait_until(lambda: claimed_and_lost(tmp_path / "jobs.db", ids[0]))
         return ids[0]
 
     ids: list[str] = []
-    async with app.worker(lease=0.6), asyncio.timeout(60):
-        late_one = app.handle(await (await blocks.enqueue()).result())
-        await late_one.result()
+    async with app.worker(lease=0.6):
+        late_one = app.handle(await (await blocks.enqueue()).result(60))
+        await late_one.result(60)
     assert len(runs) == 1
     assert "belongs to another worker" not in caplog.text
 
@@ -252,13 +262,13 @@ def claimed_and_lost(path: Path, id: str) -> bool:
 async def test_a_loop_that_stays_blocked_has_its_process_killed(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watch, "TOLERATED", 0.05)
+    monkeypatch.setattr(watch, "TOLERATED", 0.5)  # a busy machine may let it stand still so long
     monkeypatch.setattr(watch, "PERIOD", 0.02)
     killed = threading.Event()
 
     @rig.app.task(name="blocks", timeout=0.1)
     async def blocks() -> bool:
-        return killed.wait(5)
+        return killed.wait(60)
 
     handle = await blocks.enqueue()
     async with rig.worker(renew_on="thread", kill=killed.set):
@@ -295,4 +305,5 @@ async def test_a_loop_that_waits_for_its_store_is_not_called_blocked(
     assert "has blocked the event loop" not in caplog.text
     looking.beat(clock.monotonic())
     await look()
-    assert "has blocked the event loop" in caplog.text
+    # After 1, 2, 4 and 8 of the 10 seconds.
+    assert caplog.text.count("has blocked the event loop") == 4, "more and more seldom"
