@@ -10,6 +10,7 @@ import pytest
 from tests.dropin.children import child
 
 from outlast import PriorityQueue, Queue
+from outlast.queue import pump, supply
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -44,9 +45,9 @@ def test_each_item_goes_to_one(url: str) -> None:
         async def produce() -> None:
             async with Queue[object](name="q", url=url) as queue:
                 await asyncio.gather(*(queue.put(n) for n in range(total)))
-                await asyncio.wait_for(queue.join(), 30)
+                await asyncio.wait_for(queue.join(), 60)
                 await queue.put_many(["stop"] * processes)
-                await asyncio.wait_for(queue.join(), 30)
+                await asyncio.wait_for(queue.join(), 60)
 
         asyncio.run(produce())
         got = [program.end() for program in programs]
@@ -73,7 +74,7 @@ def test_maxsize_holds_across_producers(url: str) -> None:
                     pass
                 while len(got) < 80:
                     most = max(most, (await queue.depth()).queued)
-                    got.append(await asyncio.wait_for(queue.get(), 20))
+                    got.append(await asyncio.wait_for(queue.get(), 60))
                     queue.task_done()
                 assert queue.qsize() == 0
 
@@ -85,7 +86,8 @@ def test_maxsize_holds_across_producers(url: str) -> None:
         assert [number for its, number in got if its == who] == list(range(40))
 
 
-def test_a_put_elsewhere_wakes_a_getter_soon(url: str) -> None:
+def test_a_put_elsewhere_wakes_a_getter_soon(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pump, "NEWS", 30.0)  # so that one who is not woken waits for long
     with child("""
         queue = Queue(name="q", url=URL)
         say("ready")
@@ -109,10 +111,13 @@ def test_a_put_elsewhere_wakes_a_getter_soon(url: str) -> None:
 
         program.expect("ready")
         waits = sorted(asyncio.run(consume()))
-    assert waits[len(waits) // 2] < 0.2, "somebody polls"
+    assert waits[len(waits) // 2] < 10.0, "somebody polls"
 
 
-def test_a_rank_put_elsewhere_overtakes_within_moments(url: str) -> None:
+def test_a_rank_put_elsewhere_overtakes_within_moments(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supply, "QUICK", 60.0)  # so that some are ahead on a busy machine too
     with child("""
         queue = PriorityQueue(name="q", url=URL)
         say("ready")
@@ -144,6 +149,8 @@ def test_a_rank_put_elsewhere_overtakes_within_moments(url: str) -> None:
 
 def test_what_was_claimed_ahead_goes_to_others_when_nobody_asks_for_it(url: str) -> None:
     with child("""
+        from outlast.queue import supply
+        supply.QUICK = 60.0  # so that some are ahead on a busy machine too
         queue = Queue(name="q", url=URL)
         for _ in range(20):
             say(await queue.get())

@@ -201,13 +201,14 @@ def test_a_queue_may_be_collected_by_the_thread_of_its_own_store(
         gc.collect()
         serve(self, group)
 
-    monkeypatch.setattr(Writer, "_serve", serve_amid_garbage)
     gc.disable()
     try:
-        cycle: list[Any] = [queue]
-        cycle.append(cycle)
-        del queue, cycle
-        store.add_now([job])
+        with monkeypatch.context() as patch:
+            patch.setattr(Writer, "_serve", serve_amid_garbage)
+            cycle: list[Any] = [queue]
+            cycle.append(cycle)
+            del queue, cycle
+            store.add_now([job])
     finally:
         gc.enable()
     again: Queue[int] = Queue(name="q", url=url)
@@ -317,6 +318,8 @@ def test_every_item_is_handled_though_consumers_are_killed(url: str) -> None:
 def test_a_forked_child_leaves_the_parents_items_alone(url: str) -> None:
     """What the parent has in memory or in hand isn't the child's; the child opens anew."""
     with child("""
+        from outlast.queue import supply
+        supply.QUICK = 60.0  # so that some are ahead on a busy machine too
         queue = Queue(name="q", url=URL, commit="each")
         for number in range(20): await queue.put(number)
         got = [await queue.get() for _ in range(6)]
