@@ -12,6 +12,7 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+import apsw
 import pytest
 from tests.cases.program import LOG, make
 from tests.proof.patience import until
@@ -25,10 +26,22 @@ if TYPE_CHECKING:
     from outlast.job import Job, Status
     from outlast.store import Ledger
 
-__all__ = ["FULL", "SECRET", "Rig", "Said", "assert_hidden", "everywhere", "outlast", "scaled"]
+__all__ = [
+    "FULL",
+    "SECRET",
+    "UP",
+    "Rig",
+    "Said",
+    "assert_hidden",
+    "everywhere",
+    "outlast",
+    "scaled",
+]
 
 T = TypeVar("T")
 ROOT = Path(__file__).parents[2]
+UP = "(durability: "
+"""What a worker says when it is ready."""
 FULL = bool(os.environ.get("OUTLAST_FULL_CASES"))
 """Whether the cases run with the counts and waits in which they were reported."""
 
@@ -101,7 +114,7 @@ class Rig:
         until(self._all_up, 60.0, "all workers are up")
 
     def _all_up(self) -> bool:
-        return self.workers_said.count("(durability: ") >= len(self.workers)
+        return self.workers_said.count(UP) >= len(self.workers)
 
     def statuses(self, ids: Sequence[str]) -> Counter[Status]:
         jobs = self.ledger(lambda ledger: ledger.get(ids))
@@ -173,6 +186,25 @@ class Rig:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
 
+    def freeze(self, worker: subprocess.Popen[bytes]) -> None:
+        """Stop every thread of it. In the middle of a commit it would stop the others too."""
+        until(lambda: self._is_frozen(worker), 60.0, "it stands still, and holds nobody up")
+
+    def _is_frozen(self, worker: subprocess.Popen[bytes]) -> bool:
+        self.signal(worker, signal.SIGSTOP)
+        until(lambda: all(map(_stands_still, self.members(worker))), 60.0, "it stands still")
+        if not self.url.startswith("sqlite:"):
+            return True
+        connection = apsw.Connection(str(self.folder / "case.db"))
+        try:
+            connection.execute("BEGIN IMMEDIATE; ROLLBACK")
+        except apsw.BusyError:
+            self.signal(worker, signal.SIGCONT)
+            return False
+        finally:
+            connection.close()
+        return True
+
     def kill(self, worker: subprocess.Popen[bytes]) -> None:
         self.signal(worker, signal.SIGKILL)
         worker.wait()
@@ -191,6 +223,11 @@ class Rig:
     def workers_said(self) -> str:
         path = self.folder / "workers.log"
         return path.read_text() if path.exists() else ""
+
+
+def _stands_still(pid: int) -> bool:
+    tasks = Path(f"/proc/{pid}/task").glob("*/stat")
+    return {task.read_text().rpartition(")")[2].split()[0] for task in tasks} == {"T"}
 
 
 def children_of(pid: int) -> list[int]:

@@ -19,9 +19,9 @@ def test_c07(rig: Rig) -> None:
     first = rig.start("-c", "1", "--lease", lease)
     rig.until_started(id)
     pid = rig.said("start", id)[0].pid
-    rig.signal(first, signal.SIGSTOP)
+    rig.freeze(first)
     second = rig.start("-c", "1", "--lease", lease)
-    rig.until_started(id, 2, 40.0)
+    rig.until_started(id, 2)
     linger(away)
     (rig.folder / "go").touch()
     rig.until_ended([id])

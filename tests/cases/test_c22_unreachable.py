@@ -52,12 +52,12 @@ def test_c22(rig: Rig, away: Callable[[Rig], AbstractContextManager[None]]) -> N
         with away(rig):
             linger(scaled(20.0, 1.5))
         ids = rig.enqueue(*[("instant", n) for n in range(10)])
-        rig.until_ended(ids, 10.0)
+        rig.until_ended(ids)
         assert rig.ends(ids) == [1] * 10
         # The ten took 25 ms. A worker that got none of them tries about twice a second, and if it
         # never sees the store between two outages, they are one to it: after two leases it ends.
         linger(scaled(5.0, 0.5))
     (rig.folder / "go").touch()
-    rig.until_ended([running], 20.0)
+    rig.until_ended([running])
     assert (rig.starts([running]), rig.ends([running])) == ([1], [1])
     assert [*rig.members(busy), *rig.members(idle)] == pids

@@ -19,7 +19,7 @@ def test_c32(rig: Rig) -> None:
     (poison,) = rig.enqueue(("kills",))
     after = rig.enqueue(*[("instant", n) for n in range(25)])
     rig.start("-c", "1")
-    rig.until_ended([poison, *before, *after], 40.0)
+    rig.until_ended([poison, *before, *after], 120.0)
     linger(scaled(300.0, 1.0))
     job = rig.job(poison)
     assert rig.starts([poison]) == [3]

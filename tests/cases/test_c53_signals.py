@@ -34,7 +34,7 @@ def test_c53_command_line(rig: Rig) -> None:
     rig.until_ended(ids)
     (last,) = rig.enqueue(("nap", 2.0))
     rig.until_started(last)
-    assert rig.stop(worker, 10.0) == 0
+    assert rig.stop(worker) == 0
     assert rig.ends([*ids, last]) == [1] * 11
 
 
