@@ -133,7 +133,7 @@ def test_it_works_and_stops_in_order(shop: Shop) -> None:
         assert worker["tasks"] == ["shop.send_receipt", "sum"]
         assert shop.run("health", "--workers", "--app", "shop:app").exit_code == 0
         process.send_signal(signal.SIGTERM)
-        assert process.wait(15) == 0
+        assert process.wait(60) == 0
     banner = log_of(shop)
     for part in (f"sqlite:///{shop.folder / 'shop.db'}", "default", "shop.send_receipt"):
         assert part in banner
@@ -207,7 +207,7 @@ def test_a_user_that_is_not_there(shop: Shop, told: list[WorkerOptions]) -> None
 def test_an_app_that_is_not_there_is_told_once(shop: Shop, target: str, said: str) -> None:
     (shop.folder / "broken.py").write_text("1 / 0\n")
     with working(shop, target) as process:
-        assert process.wait(15) == 2
+        assert process.wait(60) == 2
     log = log_of(shop)
     assert log.count(said) == 1
     assert "Traceback" not in log
@@ -221,7 +221,7 @@ def test_no_log_of_a_worker_holds_the_password(shop: Shop, password: str) -> Non
         f"logging.getLogger('mine').debug('url %s', {url!r})\n"
     )
     with working(shop, "secretive:app", "--log-level", "debug", OUTLAST_URL=url) as process:
-        assert process.wait(15) != 0
+        assert process.wait(60) != 0
     log = log_of(shop)
     assert "3cr3t" not in log
     assert "***" in log
@@ -253,7 +253,7 @@ def test_c42_a_cancelled_job_starts_in_no_worker(shop: Shop) -> None:
         with working(shop, "long:app") as process:
             until(lambda id=witness: has_ended(shop, id), 60.0, "the witness ran")  # type: ignore[misc]
             process.send_signal(signal.SIGTERM)
-            process.wait(15)
+            process.wait(60)
         assert json.loads(shop.ok("show", later, "--json", *at))["state"] == "cancelled"
     assert not (shop.folder / "later").exists()
 

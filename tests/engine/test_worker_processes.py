@@ -122,7 +122,7 @@ async def test_a_cancel_kills_the_process(tmp_path: Path) -> None:
     log = tmp_path / "log"
     async with worker():
         handle = await app.tasks["waits"].enqueue(str(log))
-        await until(lambda: pids(log), 20)
+        await until(lambda: pids(log))
         assert await handle.cancel() == "requested"
         with pytest.raises(JobCancelled):
             await handle.result(60)
@@ -133,7 +133,7 @@ async def test_a_stop_kills_the_process_and_gives_the_job_back(tmp_path: Path) -
     log = tmp_path / "log"
     async with worker():
         handle = await app.tasks["waits"].enqueue(str(log))
-        await until(lambda: pids(log), 20)
+        await until(lambda: pids(log))
     assert not is_alive(pids(log)[0])
     async with app:
         assert await handle.status() is Status.QUEUED

@@ -128,13 +128,13 @@ class Fleet:
         for boss in self.supervisors:
             self.rig.write("term", target=boss.pid)
             boss.send_signal(signal.SIGTERM)
-            if boss.wait(30) != 0:
+            if boss.wait(60) != 0:
                 raise RuntimeError(f"the supervisor ended with {boss.returncode}")
         self.supervisors.clear()
         for child in self.workers:
             self.rig.write("term", target=child.pid)
             child.send(signal.SIGTERM)
-            if (code := child.wait(30)) != 0:
+            if (code := child.wait(60)) != 0:
                 raise RuntimeError(f"a worker ended with {code}")
         self.workers.clear()
 

@@ -62,7 +62,7 @@ def _starve(folder: Path, group: Path) -> Starved:
     witness.mkdir()
     os.environ["OUTLAST_URL"] = f"sqlite:///{folder / 'proof.db'}"
     os.environ["PROOF_WITNESS"] = str(witness)
-    in_child(_enqueue, 20)
+    in_child(_enqueue, 60.0)
     deaths = 0
     child = fork(lambda: _work_in(group))
     try:

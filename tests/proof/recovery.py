@@ -64,7 +64,7 @@ def recovery_rounds(rounds: int, seed: int, budget: float = 3600.0) -> Toll:
                 if time.monotonic() - began > budget:
                     break
                 toll.rounds += 1
-                in_child(lambda: enqueue_slow(0.2), 20)
+                in_child(lambda: enqueue_slow(0.2), 60.0)
                 _one_kill(witness, rig, workers, dice.uniform(0.0, 0.1))
                 starts = 2 * done + 2
                 # Before its lease can have ended, which lasts 15 s.
@@ -78,7 +78,7 @@ def recovery_rounds(rounds: int, seed: int, budget: float = 3600.0) -> Toll:
             for child in workers.values():
                 rig.write("term", target=child.pid)
                 child.send(signal.SIGTERM)
-                if child.wait(20) != 0:
+                if child.wait(60) != 0:
                     raise RuntimeError("a worker did not end in order")
         finally:
             for child in workers.values():

@@ -62,7 +62,7 @@ def frozen_without_the_lock(child: Child, db: Path) -> bool:
 @pytest.mark.timeout(240)
 def test_w2_a_zombies_verdict_is_refused(witness: Path, tmp_path: Path) -> None:
     rig = Journal(witness)
-    in_child(lambda: enqueue_slow(0.5), 20)
+    in_child(lambda: enqueue_slow(0.5), 60.0)
     zombie = fork(lambda: work(LEASE))
     heir: Child | None = None
     try:
@@ -77,7 +77,7 @@ def test_w2_a_zombies_verdict_is_refused(witness: Path, tmp_path: Path) -> None:
         for child in (zombie, heir):
             rig.write("term", target=child.pid)
             child.send(signal.SIGTERM)
-            assert child.wait(20) == 0
+            assert child.wait(60) == 0
     finally:
         for left in (zombie, heir):
             if left is not None:

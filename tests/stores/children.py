@@ -79,7 +79,7 @@ class Child:
 
     def rest(self) -> list[Any]:
         """All that it said and nobody has heard, once it has ended."""
-        self._reader.join(20)
+        self._reader.join(60)
         found = []
         while line := self._lines.get_nowait():
             found.append(json.loads(line))
@@ -95,7 +95,7 @@ class Child:
     def kill(self) -> None:
         """SIGKILL, and wait until it is gone."""
         self.process.kill()
-        self.process.wait(10)
+        self.process.wait(60)
         self._reader.join(60)
         for pipe in (self.process.stdin, self.process.stdout):
             if pipe is not None and not pipe.closed:

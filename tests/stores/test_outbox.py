@@ -436,7 +436,9 @@ async def test_the_relay_connects_again(database: str, shop: Shop) -> None:
     assert await box.ask("SELECT 1") == [(1,)]
     await _run(
         database,
-        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid()",
+        # And wait until it is gone: until then it may still answer.
+        "SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity"
+        " WHERE pid <> pg_backend_pid() AND backend_type = 'client backend'",
     )
     with contextlib.suppress(StoreUnavailable, OSError):
         await box.ask("SELECT 1")

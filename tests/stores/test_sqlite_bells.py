@@ -198,7 +198,7 @@ def test_the_bells_of_the_killed_are_taken_away(db: Path, opened: Opener) -> Non
 
         until(only_one_is_left, 60.0, "the dead process's bell is gone", beat=0.06)
         other.process.terminate()
-        other.process.wait(5)
+        other.process.wait(60)
     until(lambda: (store.add_now([job()]), not bells(db))[1], 60.0, "both are gone", beat=0.06)
 
 

@@ -46,7 +46,7 @@ def adds_one_by_one(path: str, name: str, seconds: float) -> None:
     say([number, worst])
 
 
-def together(children: list[Child], wait: float = 20.0) -> list[Any]:
+def together(children: list[Child], wait: float = 60.0) -> list[Any]:
     """Let them begin at one moment; what each said in the end."""
     try:
         for child in children:
@@ -263,9 +263,9 @@ def test_time_in_which_the_process_stood_still_was_not_waited(
     monkeypatch.setattr(writer, "time", sleepy)
     other.execute(LOCKED)
     reply = store._hand_over(store._add_op([job("a")], None))
-    assert sleepy.awake.wait(20)
+    assert sleepy.awake.wait(60)
     other.execute("ROLLBACK")
-    assert reply.result(20)[0].created
+    assert reply.result(60)[0].created
     other.close()
 
 

@@ -42,7 +42,7 @@ def used_in_the_child(path: str) -> None:
                 call()
         store.close_now()  # does nothing that the parent would notice
 
-    code = fork(child).wait(10)
+    code = fork(child).wait(60)
     store.add_now([job("after")])
     say([code, store.depth_now("default").live])
     store.close_now()
@@ -102,7 +102,7 @@ def outlives_its_parent(path: str, same: bool) -> None:
     store.close_now()
     say(Path(f"{path}-wal").exists())
     os.write(to_child[1], b"x")
-    say(forked.wait(10))
+    say(forked.wait(60))
 
 
 @pytest.mark.parametrize("same", [False, True])
@@ -142,7 +142,7 @@ def forks_while_it_writes(path: str, rounds: int) -> None:
             mine.add_now([job(f"child-{n}")])
             mine.close_now()
 
-        codes.append(fork(child).wait(20))
+        codes.append(fork(child).wait(60))
     over.set()
     thread.join()
     say([codes, added])
@@ -152,7 +152,7 @@ def forks_while_it_writes(path: str, rounds: int) -> None:
 def test_forks_in_the_middle_of_work(db: Path, opened: Opener) -> None:
     """No child inherits a lock that nobody will ever open, and none hears of a broken file."""
     with Child(forks_while_it_writes, path=str(db), rounds=25) as child:
-        codes, added = child.hear(40)
+        codes, added = child.hear(120)
         child.end()
     assert codes == [0] * 25
     assert added > 0
@@ -175,11 +175,11 @@ def grandchildren(path: str) -> None:
             its.add_now([job("three")])
             its.close_now()
 
-        assert fork(grandchild).wait(10) == 0
+        assert fork(grandchild).wait(60) == 0
         mine.add_now([job("four")])
         mine.close_now()
 
-    say(fork(child).wait(20))
+    say(fork(child).wait(60))
     store.add_now([job("five")])
     store.close_now()
 
@@ -207,8 +207,8 @@ def forks_in_an_unquiet_moment(path: str) -> None:
         other.close_now()
 
     with Forks.busy(path):
-        say(fork(child).wait(10))
-    say(fork(lambda: SqliteStore(path).open_now()).wait(10))
+        say(fork(child).wait(60))
+    say(fork(lambda: SqliteStore(path).open_now()).wait(60))
     store.close_now()
 
 
@@ -235,7 +235,7 @@ def closed_before(path: str) -> None:
         mine.close_now()
         assert not Path(f"{path}-wal").exists(), "the last to close leaves one file"
 
-    say(fork(child).wait(10))
+    say(fork(child).wait(60))
 
 
 def test_a_store_closed_before_the_fork_is_no_matter(db: Path) -> None:

@@ -116,13 +116,13 @@ def adds(store: SqliteStore) -> bool:
 def test_a_full_disk_refuses_new_work_and_lets_accepted_work_end(tmp_path: Path) -> None:
     point = str(tmp_path / "small")
     with Child(live_on_a_full_disk, before=OWN_MOUNTS, point=point) as child:
-        _, accepted, message, ballast = child.hear(30)
+        _, accepted, message, ballast = child.hear()
         assert accepted > 500
         assert ballast < 64 << 20
         assert "nearly full" in message
         assert "Nothing was stored" in message
         assert point in message
-        assert child.hear(30) == ["settled", True]
+        assert child.hear() == ["settled", True]
         assert child.hear()[0] == "resumed"
         assert child.hear() == ["kept", accepted, 1, accepted]
         assert child.hear() == ["kept", accepted, 1, accepted]
@@ -159,7 +159,7 @@ def fill_without_a_look(point: str) -> None:
 @pytest.mark.needs("cut")
 def test_a_write_that_finds_no_space_is_undone_whole(tmp_path: Path) -> None:
     with Child(fill_without_a_look, before=OWN_MOUNTS, point=str(tmp_path / "small")) as child:
-        assert "no space left" in child.hear(30)
+        assert "no space left" in child.hear()
         assert child.hear() == [50, 0]
         there, accepted = child.hear()
         assert there == accepted
@@ -321,7 +321,7 @@ def open_without_a_byte(point: str) -> None:
 def test_a_disk_without_a_byte_free_can_still_be_opened(tmp_path: Path) -> None:
     """SQLite wants room for its shared memory even to look: the ballast gives it."""
     with Child(open_without_a_byte, before=OWN_MOUNTS, point=str(tmp_path / "small")) as child:
-        assert child.hear(30) == [100, 0, 0, False]
+        assert child.hear() == [100, 0, 0, False]
         child.end()
 
 
@@ -354,7 +354,7 @@ def hold_a_life_sign_without_a_byte(point: str) -> None:
 def test_a_worker_has_a_life_sign_on_a_disk_without_a_byte_free(tmp_path: Path) -> None:
     point = str(tmp_path / "small")
     with Child(hold_a_life_sign_without_a_byte, before=OWN_MOUNTS, point=point) as child:
-        assert child.hear(30) is False, "it is made of what the ballast gave up"
+        assert child.hear() is False, "it is made of what the ballast gave up"
         assert child.hear() == 0
         message, path, left = child.hear()
         assert message.startswith("the disk has no room left for a worker's life sign in")

@@ -233,7 +233,7 @@ def test_a_large_file_after_a_kill(db: Path, opened: Opener) -> None:
         claimed = child.hear()
         assert child.hear() == "go on"
         child.process.send_signal(signal.SIGKILL)
-        child.process.wait(5)
+        child.process.wait(60)
     again = opened(db)
     claims = again.claim_now(["default"], [None], 10, 60, "w")
     assert [claim.job.id for claim in claims] == claimed
