@@ -214,6 +214,7 @@ ROWS: dict[str, tuple[str, ...]] = {
     "O1": (
         "tests/cli/test_target.py::test_no_command_creates_a_missing_file",
         "tests/engine/test_supervisor.py::test_what_can_never_start_ends_with_the_reason",
+        "tests/engine/test_supervisor.py::test_the_banner_says_how_many_jobs_there_are",
     ),
     "O2": (
         "tests/cases/test_c49_purge.py::test_c49",

@@ -1,4 +1,4 @@
-"""A line to a server that can be slow, silent, or cut just before an answer comes through."""
+"""A line to a server that can be slow, silent, drip, or be cut just before an answer comes."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ class Proxy:
         self.target = port
         self.port = 0
         self.delay = 0.0
+        self.drips = False
+        """Whether the answers come through byte by byte, each in a packet of its own."""
         self._cut_at: bytes | None = None
         self.silent = False
         self._made = 0
@@ -91,8 +93,12 @@ class Proxy:
                     return
                 asked.clear()
                 if not self.silent and number > self._swallowed:
-                    writer.write(data)
-                    await writer.drain()
+                    size = 1 if self.drips else len(data)
+                    for at in range(0, len(data), size):
+                        writer.write(data[at : at + size])
+                        await writer.drain()
+                        # Not before it was sent is the next byte written.
+                        await asyncio.sleep(0)
 
     async def _pause(self) -> None:
         if self.delay:
