@@ -312,6 +312,17 @@ async def test_what_can_never_start_ends_with_the_reason(
     assert await asyncio.to_thread(supervisor.wait, 60) == code
     assert says in service.stderr
     assert "Traceback" not in service.stderr
+    assert "stopping" not in service.stderr, "nothing had begun"
+
+
+async def test_the_banner_says_how_many_jobs_there_are(service: Service) -> None:
+    """Whoever named the wrong store sees it at once."""
+    async with service.opened() as app:
+        nobodys = app.tasks["quick"].using(delay=3600, queue="later")
+        await app.enqueue_many([nobodys.call(n) for n in range(1200)])
+        service.start(queues=("default", "later"))
+        wait_until(lambda: "tasks:" in service.stderr)
+        assert "queues: default (0 jobs), later (1,200 jobs)\n" in service.stderr
 
 
 CHECKS = """

@@ -85,7 +85,7 @@ class Kind(ABC):
 
     def misfit_wire(self, wire: Any) -> Misfit:
         """What to say of a wire form of another shape."""
-        return Misfit(f"expected {self.name}, found the JSON of a {type(wire).__name__}")
+        return Misfit(f"expected {self.name}, found the JSON type {type(wire).__name__}")
 
 
 def too_deep() -> Misfit:

@@ -80,6 +80,18 @@ def load(options: WorkerOptions) -> Any:
     return found
 
 
+async def _live(store: Store, queues: Sequence[str]) -> list[int] | None:
+    """How many jobs of each queue have not ended; None if that can't be told.
+
+    Whoever named the wrong store sees it by that.
+    """
+    try:
+        return [(await store.depth(queue)).live for queue in queues]
+    except OutlastError as error:
+        log.debug("the jobs of the queues can't be counted: %s", error)
+        return None
+
+
 def spare_the_collector() -> None:
     """What is imported by now will never be garbage, and what jobs are made of rarely is.
 
@@ -193,6 +205,7 @@ class _Child:
             store=store.url,
             durability=str(store.durability),
             queues=worker.queues,
+            jobs=await _live(store, worker.queues),
             tasks=worker.tasks,
             concurrency=worker.concurrency,
             lifelines=None if marks is None else str(store.lifelines),

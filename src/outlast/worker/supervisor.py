@@ -182,16 +182,16 @@ class _Supervisor:
         else:
             self._stop()
 
-    def _stop(self) -> None:
+    def _stop(self, told: bool = True) -> None:
         self._stops += 1
         self._due.clear()
-        if self._stops == 1:
+        if self._stops == 1 and told:
             log.info(
                 "stopping: what runs may end within %g s, and then is given back; a second signal"
                 " gives it back at once",
                 self._options.grace,
             )
-        else:
+        elif told:
             log.info("stopping at once")
         for child in self._children:
             self._end(child, "stop" if self._stops == 1 else "hurry")
@@ -273,7 +273,7 @@ class _Supervisor:
         if refusal is not None and refusal["final"] and not self._announced:
             # It would fail in the same way again and again.
             self._exit_code = refusal["code"]
-            self._stop()
+            self._stop(told=False)
             return
         slot = child.slot
         if code == EXIT_RELOAD or time.monotonic() - child.started_at >= HEALTHY:
@@ -363,9 +363,13 @@ def _nothing(message: dict[str, Any]) -> None:
 
 
 def _banner(message: dict[str, Any]) -> None:
+    queues, jobs = message["queues"], message["jobs"]
+    if jobs is not None:
+        counts = ("1 job" if n == 1 else f"{n:,} jobs" for n in jobs)
+        queues = [f"{name} ({count})" for name, count in zip(queues, counts, strict=True)]
     print(
         f"outlast worker: {message['store']} (durability: {message['durability']})\n"
-        f"  queues: {', '.join(message['queues'])}\n"
+        f"  queues: {', '.join(queues)}\n"
         f"  tasks: {', '.join(message['tasks']) or 'none'}",
         file=sys.stderr,
         flush=True,
