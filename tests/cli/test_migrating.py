@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psycopg
 import pytest
 from tests.servers import PostgresServer, shared
 
@@ -48,6 +49,26 @@ def test_an_old_store_is_brought_up_to_date(
         assert f"Schema 1; this outlast makes {len(steps)}" in old.stdout
     assert f"Schema 1 is {len(steps)} now" in shop.ok("migrate", "--url", url)
     assert "up to date" in shop.ok("migrate", "--check", "--url", url)
+    assert "up to date" in shop.ok("migrate", "--url", url)
+
+
+@pytest.mark.needs("servers")
+def test_tables_that_somebody_keeps_from_being_changed(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = shared(PostgresServer)
+    name = f"kept_{shop.folder.name[-20:]}".replace("-", "_")
+    url = server.url(schema=name)
+    with monkeypatch.context() as before:
+        before.setattr("outlast.stores.postgres.store.MIGRATIONS", tables.MIGRATIONS[:-1])
+        before.setattr(tables, "MIGRATIONS", tables.MIGRATIONS[:-1])
+        shop.ok("migrate", "--create", "--url", url)
+    with psycopg.connect(server.url()) as somebody:
+        somebody.execute(f'LOCK TABLE "{name}".jobs IN SHARE UPDATE EXCLUSIVE MODE')
+        kept = shop.run("migrate", "--url", url)
+    assert kept.exit_code == 1
+    assert "could not be changed" in kept.stdout
+    assert "up to date" not in shop.ok("migrate", "--url", url)
     assert "up to date" in shop.ok("migrate", "--url", url)
 
 

@@ -45,9 +45,8 @@ def migrate(target: Target, check: bool, create: bool) -> None:
         return
     before, after = found
     if after.pending:
-        target.screen.line(
-            f"Schema {after.found}; this outlast makes {after.known}: `outlast migrate` changes it."
-        )
+        hint = "`outlast migrate` changes it" if check else "it could not be changed (see the log)"
+        target.screen.line(f"Schema {after.found}; this outlast makes {after.known}: {hint}.")
         raise click.exceptions.Exit(1)
     if before.found == after.found:
         target.screen.line(f"Schema {after.found}: up to date.")

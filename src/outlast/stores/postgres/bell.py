@@ -18,6 +18,7 @@ import asyncpg
 
 from outlast.errors import StoreError
 from outlast.stores.news import EVERYWHERE, ROOM, WORK
+from outlast.stores.postgres.link import CONNECT
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -161,7 +162,8 @@ class Bell:
     async def _connected(self, connection: Connection) -> None:
         """A new connection: whatever was committed meanwhile, nobody has told us."""
         if self._address.notify and not self._address.pooled:
-            await connection.add_listener(self._channel, self._heard)
+            async with asyncio.timeout(CONNECT):
+                await connection.add_listener(self._channel, self._heard)
             self.listens = True
             self._wake_everybody()
 

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CLAIMING",
+    "CONNECT",
     "LOCK_TIMEOUT",
     "PATIENCE",
     "SETTLING",
@@ -93,7 +94,12 @@ SETTLING = _begin("{commit}", "off")
 """A hot table may be empty now and hold a million rows a minute later: no plan may depend on what
 the statistics say of it. Who keeps a transaction of his own open over a key stops only those who
 ask for that key: they are told, and the others go on."""
-_NO_FUNCTION = (asyncpg.UndefinedFunctionError, asyncpg.InsufficientPrivilegeError)
+_NO_FUNCTION = (
+    asyncpg.UndefinedFunctionError,
+    asyncpg.InsufficientPrivilegeError,
+    asyncpg.DatatypeMismatchError,
+)
+"""The last: a newer program has given the table one more column, and this session knows the old."""
 _EPOCH = (
     "UPDATE @meta SET epoch = epoch + 1 RETURNING epoch,"
     " extract(epoch FROM clock_timestamp())::float8"
@@ -127,7 +133,7 @@ class Link:
         self._swift = True
         """Whether the server may have the functions that ``swift`` calls."""
         self.check: Callable[[Connection], Awaitable[None]] | None = None
-        """Run on each new connection, before it is used."""
+        """Run on each new connection, before it is used; it sees to its own end."""
         self.lost: Callable[[], None] = _nothing
         """Told when the connection is gone."""
         self.used_at = 0.0
@@ -393,8 +399,7 @@ class Link:
         try:
             _keep_alive(connection)
             if self.check is not None:
-                async with asyncio.timeout(CONNECT):
-                    await self.check(connection)
+                await self.check(connection)
             connection.add_termination_listener(self._terminated)
             self._gave_up = False
             connection.add_log_listener(self._overhear)

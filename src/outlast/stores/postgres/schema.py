@@ -9,8 +9,12 @@ of its lane) are all QUEUED.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
+import logging
 from typing import TYPE_CHECKING
+
+import asyncpg
 
 from outlast.errors import SchemaMismatch, StoreUnavailable
 
@@ -35,10 +39,12 @@ __all__ = [
     "version_of",
 ]
 
+_log = logging.getLogger(__name__)
+
 WAITING, READY, HELD, RUNNING, DONE, DEAD, CANCELLED = range(7)
 
 MAX_NAME = 63
-STEP_TIMEOUT = "7s"
+STEP_TIMEOUT = "1s"
 """How long a step waits for tables that somebody's transaction holds: all others wait behind it."""
 
 _COLUMNS = """
@@ -200,6 +206,10 @@ _THERE = (
 _NEW_META = "INSERT INTO @meta (version, serves, namespace) VALUES (0, 0, $1)"
 """``serves``: the oldest version of the schema whose programs may still work on this one."""
 SERVES = 1
+WORKS_ON = 5
+"""The oldest version of the schema that our own statements work on."""
+LEFT = 10.0
+"""Seconds for all that follows once a step has been made."""
 
 
 class Names(dict[str, str]):
@@ -241,15 +251,17 @@ async def migrate(
     names: Names,
     *,
     create: bool,
-    migrations: Sequence[str] | None = None,
+    limit: asyncio.Timeout,
 ) -> None:
     """Bring the schema up to date, one transaction a step, under a lock; killed, it can go on.
 
+    ``limit`` doesn't count while tables are changed. Tables that serve stay as they are if our role
+    may not change them, or somebody's open transaction is in the way.
+
     Raises ``SchemaMismatch`` if it is too new, and ``StoreUnavailable`` if there is none and
-    ``create`` is false; the driver's error if somebody holds the tables for long: try again then.
+    ``create`` is false; the driver's error if tables that don't serve can't be changed.
     """
-    if migrations is None:
-        migrations = MIGRATIONS
+    migrations = MIGRATIONS
     while True:
         version = await version_of(connection, names, len(migrations))
         if version >= len(migrations):
@@ -259,21 +271,38 @@ async def migrate(
                 f"there is no outlast schema {names.schema!r} in this database: check the URL, or"
                 " make it first (outlast migrate --create, or create=True)"
             )
-        async with connection.transaction(isolation="read_committed"):
-            number = lock_number(names.schema, "migrate")
-            await connection.execute("SELECT pg_advisory_xact_lock($1)", number)
-            if await version_of(connection, names, len(migrations)) != version:
-                continue
-            await connection.execute("SET LOCAL synchronous_commit TO on")
-            if version == 0:
-                await _create_schema(connection, names)
-                await connection.execute(names[_META])
-                await connection.execute(names[_NEW_META], names.namespace)
-            await connection.execute(f"SET LOCAL lock_timeout TO '{STEP_TIMEOUT}'")
-            await connection.execute(names[migrations[version]])
-            await connection.execute(
-                names["UPDATE @meta SET version = $1, serves = $2"], version + 1, SERVES
-            )
+        try:
+            await _step(connection, names, version, limit)
+        except (asyncpg.InsufficientPrivilegeError, asyncpg.LockNotAvailableError) as error:
+            if version < WORKS_ON:
+                raise
+            _log.warning(
+                "schema %r: its tables stay at version %d, and %d is to come (%s); that goes on"
+                " working, and `outlast migrate` by their owner changes them",
+                names.schema, version, len(migrations), error,
+            )  # fmt: skip
+            return
+
+
+async def _step(connection: Connection, names: Names, version: int, limit: asyncio.Timeout) -> None:
+    """From this version to the next, unless another program was faster."""
+    async with connection.transaction(isolation="read_committed"):
+        number = lock_number(names.schema, "migrate")
+        await connection.execute("SELECT pg_advisory_xact_lock($1)", number)
+        if await version_of(connection, names, len(MIGRATIONS)) != version:
+            return
+        await connection.execute(f"SET LOCAL lock_timeout TO '{STEP_TIMEOUT}'")
+        await connection.execute("SET LOCAL synchronous_commit TO on")
+        if version == 0:
+            await _create_schema(connection, names)
+            await connection.execute(names[_META])
+            await connection.execute(names[_NEW_META], names.namespace)
+        limit.reschedule(None)  # an index of a large table takes as long as it takes
+        await connection.execute(names[MIGRATIONS[version]])
+        limit.reschedule(asyncio.get_running_loop().time() + LEFT)
+        await connection.execute(
+            names["UPDATE @meta SET version = $1, serves = $2"], version + 1, SERVES
+        )
 
 
 async def _create_schema(connection: Connection, names: Names) -> None:

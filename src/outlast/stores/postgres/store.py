@@ -25,7 +25,7 @@ from outlast.stores.postgres.claims import Wanted, bury, claim, next_due
 from outlast.stores.postgres.engine import Engine
 from outlast.stores.postgres.faults import mapped
 from outlast.stores.postgres.joined import Joinable
-from outlast.stores.postgres.link import Link
+from outlast.stores.postgres.link import CONNECT, Link
 from outlast.stores.postgres.moving import Moved
 from outlast.stores.postgres.op import Op, reading
 from outlast.stores.postgres.schema import MIGRATIONS, Names, migrate, schema_name, version_of
@@ -124,10 +124,11 @@ class PostgresStore(Stepped, Joinable, Moved, Served[Engine]):
 
     async def _check(self, connection: Connection) -> None:
         """On each new connection: it may lead to another server than the one before."""
-        self.place = await connection.fetchval(f"SELECT {opening.PLACE}")
-        self.durability = await opening.examine(connection, self.url, self.required)
-        await migrate(connection, self.names, create=self._create)
-        await make(connection, self.names)
+        async with asyncio.timeout(CONNECT) as limit:
+            self.place = await connection.fetchval(f"SELECT {opening.PLACE}")
+            self.durability = await opening.examine(connection, self.url, self.required)
+            await migrate(connection, self.names, create=self._create, limit=limit)
+            await make(connection, self.names)
         version = connection.get_server_version()
         self.library = f"PostgreSQL {version.major}.{version.minor} (asyncpg {asyncpg.__version__})"
 
