@@ -92,6 +92,7 @@ def test_a_standby_is_refused_and_promoted_it_has_the_same_workers(
         rig.until_ended([*ids, *rig.enqueue(("instant", 3))], 90.0)
         assert rig.members(worker) == pids
         assert rig.statuses(ids) == {Status.DONE: 20}
+        assert "a standby was promoted (timeline 2, before 1)" in rig.workers_said
     finally:
         rig.close()
         if standby is not None:

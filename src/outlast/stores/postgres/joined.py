@@ -31,7 +31,13 @@ from outlast.stores.postgres.faults import (
 )
 from outlast.stores.postgres.link import PATIENCE, TRIES, planner
 from outlast.stores.postgres.op import Op
-from outlast.stores.postgres.opening import PLACE, STANDBYS, check_standbys, commit_mode
+from outlast.stores.postgres.opening import (
+    PLACE,
+    STANDBYS,
+    TIMELINE,
+    check_standbys,
+    commit_mode,
+)
 from outlast.stores.postgres.steps import emit, remember
 from outlast.stores.postgres.turn import Turn
 from outlast.stores.postgres.verdicts import lines_of, settle
@@ -55,11 +61,9 @@ PAUSE = 0.05
 """Seconds between two questions what became of a commit."""
 _PLANNER = planner("off")
 """As in our own transactions; put back after each call, since the caller's statements follow."""
-_TIMELINE = "pg_catalog.left(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_insert_lsn()), 8)"
-"""Another one after a standby was promoted: there the numbers of transactions are given anew."""
 _ENTER = (
     "SELECT current_setting('transaction_isolation'),"
-    f" {PLACE}, {_TIMELINE},"
+    f" {PLACE}, {TIMELINE},"
     " extract(epoch FROM clock_timestamp())::float8,"
     " set_config('synchronous_commit', CASE WHEN $1::text = 'on'"
     " AND current_setting('synchronous_commit') IN ('off', 'local', 'remote_write') THEN 'on'"
@@ -72,7 +76,7 @@ for _number, _name in enumerate(_PLANNER, 1):
     _LEAVE += f", set_config('{_name}', ${_number}::text, true)"
 _NOTIFY = "SELECT pg_notify($1::text, $2::text)"
 _BECAME = (
-    f"SELECT CASE WHEN {_TIMELINE} = $2::text THEN pg_xact_status($1::text::xid8)"
+    f"SELECT CASE WHEN {TIMELINE} = $2::text THEN pg_xact_status($1::text::xid8)"
     " ELSE 'elsewhere' END"
 )
 _MARK = "SELECT pg_logical_emit_message(true, 'outlast', '')::text"

@@ -5,13 +5,24 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
+import asyncpg
+
 from outlast.errors import DurabilityError, StoreUnavailable
 from outlast.store import Durability
 
 if TYPE_CHECKING:
     from asyncpg import Connection
 
-__all__ = ["OLDEST", "PLACE", "STANDBYS", "check_standbys", "commit_mode", "examine"]
+__all__ = [
+    "OLDEST",
+    "PLACE",
+    "STANDBYS",
+    "TIMELINE",
+    "check_standbys",
+    "commit_mode",
+    "examine",
+    "timeline_of",
+]
 
 _log = logging.getLogger(__name__)
 
@@ -34,6 +45,8 @@ PLACE = (
     " || ' ' || current_database()::text"
 )
 """What is the same for two connections if, and only if, they are to one database of one server."""
+TIMELINE = "pg_catalog.left(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_insert_lsn()), 8)"
+"""Another one after a standby was promoted: there the numbers of transactions are given anew."""
 
 
 def commit_mode(required: Durability) -> str:
@@ -68,6 +81,21 @@ async def examine(connection: Connection, shown: str, required: Durability) -> D
         raise DurabilityError(
             f"{shown} promises durability {found}, but {required} was asked for: {why}"
         )
+    return found
+
+
+async def timeline_of(connection: Connection, shown: str, before: str) -> str:
+    """Which timeline a primary is on, and a warning if it was another one ``before``."""
+    try:
+        found: str = await connection.fetchval(f"SELECT {TIMELINE}")
+    except asyncpg.PostgresError:
+        return before  # there are services that don't tell
+    if before and found != before:
+        _log.warning(
+            "%s: a standby was promoted (timeline %d, before %d): what was accepted last and had"
+            " not come that far is gone, unless durability=replica was asked for",
+            shown, int(found, 16), int(before, 16),
+        )  # fmt: skip
     return found
 
 
