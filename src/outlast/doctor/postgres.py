@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from outlast.doctor.report import Finding, Report, Severity
 from outlast.store import Durability
+from outlast.stores.postgres.opening import TIMELINE
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -16,9 +18,38 @@ if TYPE_CHECKING:
 __all__ = ["examine"]
 
 CONNECT = 10.0
+ALL = 60.0
+"""Seconds for all checks together."""
 OLD = 50_000_000
 """Transactions for which a snapshot may be held before dead rows pile up noticeably."""
 WRAP = 1_500_000_000
+_SAID_BY = {
+    "default": "by default",
+    "configuration file": "by the server",
+    "command line": "by the server",
+    "database": "by the database",
+    "user": "by the role",
+    "database user": "by the role in this database",
+    "client": "by this connection",
+}
+_TOO_MUCH = (
+    "SELECT v.name FROM pg_roles r, LATERAL (VALUES ('CREATEDB', r.rolcreatedb), ('CREATEROLE',"
+    " r.rolcreaterole), ('REPLICATION', r.rolreplication), ('BYPASSRLS', r.rolbypassrls))"
+    " v(name, has) WHERE r.rolname = current_user AND v.has UNION ALL SELECT r.rolname"
+    " FROM pg_roles r WHERE r.rolname IN ('pg_execute_server_program', 'pg_write_server_files',"
+    " 'pg_read_server_files', 'pg_write_all_data', 'pg_read_all_data')"
+    " AND pg_has_role(r.oid, 'MEMBER') ORDER BY 1"
+)
+_TOO_LITTLE = (
+    "NOT (has_schema_privilege(n.oid, 'USAGE') AND CASE c.relkind WHEN 'S' THEN c.relname <>"
+    " 'places' OR has_sequence_privilege(c.oid, 'USAGE') ELSE has_table_privilege(c.oid, 'SELECT')"
+    " AND has_table_privilege(c.oid, 'INSERT') AND has_table_privilege(c.oid, 'UPDATE')"
+    " AND has_table_privilege(c.oid, 'DELETE') END)"
+)
+_EVERYBODY = (
+    "has_schema_privilege('public', n.oid, 'USAGE')"
+    " AND has_table_privilege('public', c.oid, 'INSERT, UPDATE, DELETE')"
+)
 
 _OK, _NOTE, _WARNING, _ERROR = Severity.OK, Severity.NOTE, Severity.WARNING, Severity.ERROR
 
@@ -31,33 +62,38 @@ async def examine(address: Parsed, *, required: Durability | None) -> Report:
 
     place = Address(address.path, address.options)
     wanted = required or address.durability or Durability.POWER
+    connect = partial(asyncpg.connect, **place.options(), timeout=CONNECT, statement_cache_size=0)
     try:
-        connection = await asyncpg.connect(
-            **place.options(), timeout=CONNECT, statement_cache_size=0
-        )
+        connection = await connect()
     except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
         why = f"can't be reached: {type(error).__name__}: {error}"
         found = (Finding(id="PG0", severity=_ERROR, read=why),)
         return Report(url=place.shown, required=wanted, findings=found, reached=False)
+    examination = _Examination(connection, connect, place.schema)
     try:
-        examination = _Examination(connection, place.schema)
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(ALL):
             for check in examination.checks:
                 await examination.run(check, asyncpg.PostgresError)
+    except TimeoutError:
+        examination.give_up()
     finally:
         connection.terminate()
     return Report(url=place.shown, required=wanted, findings=tuple(examination.findings))
 
 
 class _Examination:
-    def __init__(self, connection: Any, schema: str) -> None:
+    def __init__(self, connection: Any, connect: Callable[[], Awaitable[Any]], schema: str) -> None:
         self._connection = connection
+        self._connect = connect
         self._schema = schema
         self.findings: list[Finding] = []
         self.checks: tuple[Callable[[], Awaitable[None]], ...] = (
             self.pg1, self.pg2, self.pg3, self.pg4, self.pg5, self.pg6, self.pg7, self.pg8,
             self.pg9, self.pg10, self.pg11,
         )  # fmt: skip
+
+    def give_up(self) -> None:
+        self._say("PG0", _ERROR, f"no answer within {ALL:g} s", "what follows was not looked at")
 
     async def run(self, check: Callable[[], Awaitable[None]], refused: type[Exception]) -> None:
         try:
@@ -106,17 +142,25 @@ class _Examination:
     async def pg1(self) -> None:
         """What a commit does."""
         fsync, pages = await self._setting("fsync"), await self._setting("full_page_writes")
-        commit = await self._setting("synchronous_commit")
         method = await self._setting("wal_sync_method")
-        read = f"fsync={fsync} ({method}), full_page_writes={pages}, synchronous_commit={commit}"
+        commit, source = await self._connection.fetchrow(
+            "SELECT setting, source FROM pg_settings WHERE name = 'synchronous_commit'"
+        )
+        read = (
+            f"fsync={fsync} ({method}), full_page_writes={pages}, synchronous_commit={commit}"
+            f" (set {_SAID_BY.get(source, source)})"
+        )
         if fsync != "on":
             means = "nothing is on the disk when a commit returns"
             self._say("PG1", _ERROR, read, means, "set fsync=on", Durability.PROCESS)
         elif pages != "on":
             means = "a page that was half written in a power cut can't be mended"
             self._say("PG1", _WARNING, read, means, "set full_page_writes=on", Durability.POWER)
+        elif commit == "off":
+            means = "outlast sets it by itself for what it promises; other programs may not"
+            self._say("PG1", _NOTE, read, means, durability=Durability.REPLICA)
         else:
-            read += " (outlast sets the last by itself)"
+            read += ", and outlast sets the last by itself"
             self._say("PG1", _OK, read, durability=Durability.REPLICA)
 
     async def pg2(self) -> None:
@@ -135,11 +179,14 @@ class _Examination:
             self._say("PG2", _OK, "no setting of the role or database lowers durability")
 
     async def pg3(self) -> None:
-        """Whether a commit waits for the disk, whatever the settings say."""
+        """Whether a commit waits for the disk, whatever the settings say.
+
+        For the server's own: a standby that is away would be waited for without end.
+        """
         if await self._connection.fetchval("SELECT pg_is_in_recovery()"):
             self._say("PG3", _NOTE, "nothing is committed there", "it is a replica, see PG6")
             return
-        await self._connection.execute("BEGIN; SET LOCAL synchronous_commit TO on")
+        await self._connection.execute("BEGIN; SET LOCAL synchronous_commit TO local")
         at = await self._connection.fetchval(
             "SELECT pg_logical_emit_message(true, 'outlast', '')::text"
         )
@@ -184,14 +231,26 @@ class _Examination:
             self._say("PG5", _NOTE, "no synchronous standby", means, durability=Durability.POWER)
 
     async def pg6(self) -> None:
-        """Whether it takes writes at all."""
+        """Whether it takes writes at all, and whether it always was the one that does."""
         replica = await self._connection.fetchval("SELECT pg_is_in_recovery()")
         read_only = await self._setting("transaction_read_only") == "on"
         if replica or read_only:
             read = "it is a replica" if replica else "transactions are read-only"
             self._say("PG6", _ERROR, read, "no job can be stored", "name the primary")
+            return
+        place, line = await self._connection.fetchrow(
+            "SELECT coalesce(host(inet_server_addr()) || ':' || inet_server_port(), 'a socket'),"
+            f" ('x' || {TIMELINE})::bit(32)::int"
+        )
+        read = f"it is a primary that takes writes ({place}, timeline {line})"
+        if line > 1:
+            means = (
+                "a standby was promoted once, or a backup restored: what had been accepted before"
+                " and had not come so far is gone"
+            )
+            self._say("PG6", _NOTE, read, means, "durability=replica, with standbys: see PG5")
         else:
-            self._say("PG6", _OK, "it is a primary that takes writes")
+            self._say("PG6", _OK, read)
 
     async def pg7(self) -> None:
         """Damage: whether it would be noticed, and what is done then."""
@@ -207,10 +266,17 @@ class _Examination:
 
     async def pg8(self) -> None:
         """Whether a pooler hands each transaction to another session."""
-        pids = {await self._connection.fetchval("SELECT pg_backend_pid()") for _ in range(5)}
-        if len(pids) > 1:
+        ask = "SELECT pg_backend_pid()"
+        pids = {await self._connection.fetchval(ask) for _ in range(5)}
+        # A pooler that has little to do hands everybody the session that was used last.
+        other = await self._connect()
+        try:
+            shared = await other.fetchval(ask) in pids
+        finally:
+            other.terminate()
+        if shared or len(pids) > 1:
             means = "news are polled for, since LISTEN does not last"
-            read = "statements met several sessions: a pooler in transaction mode"
+            read = "sessions are shared: there is a pooler in transaction mode"
             self._say("PG8", _NOTE, read, means, "say ?pooler=transaction in the URL")
         else:
             self._say("PG8", _OK, "statements met one session")
@@ -244,6 +310,8 @@ class _Examination:
             "SELECT age(datfrozenxid) FROM pg_database WHERE datname = current_database()"
         )
         read = f"oldest snapshot {oldest or 0} transactions ago, database {age}"
+        if not await self._connection.fetchval("SELECT pg_has_role('pg_read_all_stats', 'USAGE')"):
+            read += " (as far as the role may see: pg_monitor sees all)"
         if age > WRAP:
             self._say("PG9", _ERROR, read, "the server will stop taking writes", "VACUUM FREEZE")
         elif (oldest or 0) > OLD:
@@ -257,13 +325,23 @@ class _Examination:
             self._say("PG9", _OK, read)
 
     async def pg10(self) -> None:
-        """More rights than needed, and whether the way there is open."""
+        """More rights than needed or fewer, and whether the way there is open."""
+        too_much = [row[0] for row in await self._connection.fetch(_TOO_MUCH)]
+        remedy = "a role of its own: see docs/postgresql.md"
         if await self._setting("is_superuser") == "on":
             means = "whoever takes over this program owns the server"
-            remedy = "a role of its own: see docs/postgresql.md"
             self._say("PG10", _WARNING, "the role is a superuser", means, remedy)
+        elif too_much:
+            means = "whoever takes over this program may do so too"
+            read = f"the role may do more than is needed: {', '.join(too_much)}"
+            self._say("PG10", _WARNING, read, means, remedy)
         else:
             self._say("PG10", _OK, "the role is no superuser")
+        await self._rights()
+        if await self._setting("password_encryption") == "md5":
+            means = "who has read a password as it is kept then can log in with it"
+            remedy = "set password_encryption=scram-sha-256, and then each password anew"
+            self._say("PG10", _WARNING, "password_encryption=md5", means, remedy)
         row = await self._connection.fetchrow(
             "SELECT s.ssl, inet_server_addr() IS NULL OR inet_server_addr() <<= '127.0.0.0/8'"
             " OR inet_server_addr() <<= '::1' FROM pg_stat_ssl s WHERE s.pid = pg_backend_pid()"
@@ -272,6 +350,21 @@ class _Examination:
             means = "payloads and results can be read on the network"
             remedy = "?sslmode=verify-full"
             self._say("PG10", _WARNING, "the connection is not encrypted", means, remedy)
+
+    async def _rights(self) -> None:
+        """On our tables: those of the role, and those of everybody."""
+        lacking = [name for name, bad in await self._tables(_TOO_LITTLE, "'r', 'S'") if bad]
+        if mine := [name for name in lacking if "." not in name]:
+            means = "jobs can't be stored or run"
+            remedy = "GRANT … TO the role: see docs/postgresql.md"
+            self._say("PG10", _ERROR, f"not all rights on {', '.join(mine)}", means, remedy)
+        elif lacking:
+            means = "this role can't serve that namespace"
+            self._say("PG10", _NOTE, f"not all rights on {', '.join(lacking)}", means)
+        if free := [name for name, bad in await self._tables(_EVERYBODY, "'r'") if bad]:
+            means = "whoever may connect to this database can add, change and delete jobs"
+            remedy = f'REVOKE ALL ON SCHEMA "{self._schema}" FROM PUBLIC'
+            self._say("PG10", _WARNING, f"everybody may write {', '.join(free)}", means, remedy)
 
     async def pg11(self) -> None:
         """Whether there is a way back."""
