@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
     from outlast.job import Job, Verdict
 
-__all__ = ["Hooks", "tell"]
+__all__ = ["Hooks", "tell", "tell_and_wait"]
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +32,9 @@ class Hooks:
 
     def worker_stopping(self, worker: str) -> None:
         """No more claims; what runs has its grace time from now."""
+
+    async def worker_ending(self, worker: str) -> None:
+        """No job runs any more. It is awaited, and the store is open meanwhile: be brief."""
 
     def worker_stopped(self, worker: str) -> None:
         """Everything is settled or given back, as far as the store could be reached."""
@@ -57,5 +60,14 @@ def tell(hooks: Sequence[Hooks], event: str, *args: Any) -> None:
     for hook in hooks:
         try:
             getattr(hook, event)(*args)
+        except Exception:
+            log.exception("hook %s of %s failed", event, type(hook).__name__)
+
+
+async def tell_and_wait(hooks: Sequence[Hooks], event: str, *args: Any) -> None:
+    """The same with methods that are awaited, one after the other."""
+    for hook in hooks:
+        try:
+            await getattr(hook, event)(*args)
         except Exception:
             log.exception("hook %s of %s failed", event, type(hook).__name__)

@@ -13,7 +13,7 @@ from outlast.chance import SystemChance
 from outlast.clock import SystemClock
 from outlast.errors import ConfigurationError
 from outlast.execution import Means
-from outlast.hooks import tell
+from outlast.hooks import tell, tell_and_wait
 from outlast.lifeline import Lifeline
 from outlast.limits import check_name
 from outlast.steps import keeper_of
@@ -205,6 +205,7 @@ class Worker:
             threads.close()
             await processes.close()
             self._let_go(crew)
+        await tell_and_wait(self._hooks, "worker_ending", self.id)
         tell(self._hooks, "worker_stopped", self.id)
 
     def _make_side(self, crew: Crew, settling: Settling, claims: Claims, watch: Watch) -> Side:

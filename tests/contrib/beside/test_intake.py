@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from outlast import Outlast, Status
+from outlast import Hooks, Outlast, Status
 from outlast.access import ledger_of
 from outlast.contrib.celery.beside import intake as intake_module
 from outlast.contrib.celery.beside import road as road_module
@@ -169,6 +169,31 @@ async def test_one_that_has_the_id_of_another_is_stored_under_one_of_its_own(
         found = await rig.jobs()
     assert len(found) == 2
     assert rig.broker.settled == ["a"]
+
+
+async def test_what_was_taken_is_acknowledged_before_the_worker_has_ended(rig: Rig) -> None:
+    """Else it would come again, as from one that died, after an hour."""
+    gate, begun = asyncio.Event(), asyncio.Event()
+    settle, settled = rig.broker.settle, []
+
+    async def slowly(taken: Sequence[Taken]) -> None:
+        begun.set()
+        await gate.wait()
+        await settle(taken)
+
+    class Watch(Hooks):
+        async def worker_ending(self, worker: str) -> None:
+            gate.set()
+
+        def worker_stopped(self, worker: str) -> None:
+            settled.extend(rig.broker.settled)
+
+    rig.broker.settle = slowly  # type: ignore[method-assign]
+    rig.app.hooks.insert(0, Watch())
+    async with rig.app.worker(), asyncio.timeout(PATIENCE):
+        rig.broker.put("a")
+        await begun.wait()
+    assert settled == ["a"]
 
 
 @pytest.mark.parametrize("error", [ValueError("a defect"), StoreUnavailable("away")])

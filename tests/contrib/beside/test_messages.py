@@ -141,8 +141,9 @@ async def test_what_is_buried(pair: Pair) -> None:
             kept = json.loads(job.payload)["message"]["raw"]
             assert base64.b64decode(kept) == message, what
         assert await pair.get(await pair.send("add", 2, 3)) == 5
-        # The servers own list is empty, and nothing is left unacknowledged.
-        assert pair.redis.say("EXISTS", "celery", "unacked", "unacked_index") == b":0\r\n"
+    # The servers own list is empty, and nothing is left unacknowledged by one that has ended: in
+    # one that is at work a result may be told before its message is acknowledged.
+    assert pair.redis.say("EXISTS", "celery", "unacked", "unacked_index") == b":0\r\n"
 
 
 async def test_no_envelope_at_all(pair: Pair) -> None:
@@ -198,8 +199,8 @@ async def test_an_eta_waits_in_our_store_and_what_has_expired_is_revoked(pair: P
             await pair.get(late)
         with pytest.raises(JobCancelled):
             await pair.app.handle(late).result()
-        assert pair.redis.say("EXISTS", "celery", "unacked", "unacked_index") == b":0\r\n"
         assert [await pair.app.handle(id_).status() for id_ in far] == ["queued"] * 5
+    assert pair.redis.say("EXISTS", "celery", "unacked", "unacked_index") == b":0\r\n"
     assert pair.ran == [(2, 2)]
 
 

@@ -32,6 +32,8 @@ AHEAD = 2000
 """Jobs that wait here before more is taken in: what waits there, Celery's workers can have too."""
 SOON, LATE = 0.01, 0.1
 """Seconds between two looks at an empty queue, soon after the last message and later."""
+LAST = 5.0
+"""Seconds that the end of a worker waits for the last messages to be stored and acknowledged."""
 SWEEP = 2.0
 PAGE = 100
 PAGES = 10
@@ -48,7 +50,7 @@ class Intake:
         self._road = road
         self._broker = broker
         self._clock = road.app.clock
-        self._stopping = False
+        self._stopping = self._resting = False
         self._task: asyncio.Task[None] | None = None
         self._looked: float | None = None
         self._counts: dict[str, tuple[int, int]] = {}
@@ -64,6 +66,21 @@ class Intake:
         """Takes no more; what was taken is stored and acknowledged still."""
         self._stopping = True
         self._revoking.stop()
+        if self._resting and self._task is not None:
+            self._task.cancel()
+
+    async def ended(self) -> None:
+        """Return when that is so, or the broker or the store takes too long over it."""
+        if self._task is not None:
+            await asyncio.wait((self._task,), timeout=LAST)
+
+    async def _rest(self, seconds: float) -> None:
+        """With nothing in our hands."""
+        self._resting = True
+        try:
+            await self._clock.sleep(seconds)
+        finally:
+            self._resting = False
 
     async def _run(self) -> None:
         pause, swept = SOON, 0.0
@@ -78,15 +95,15 @@ class Intake:
                     continue
                 failures = 0
                 pause = min(pause * 1.2, LATE)
-                await self._clock.sleep(pause)
+                await self._rest(pause)
             except OutlastError as error:
                 failures += 1
                 log.warning("nothing comes in from Celery: %s", error)
-                await self._clock.sleep(min(0.1 * 2.0 ** min(failures, 8), 10.0))
+                await self._rest(min(0.1 * 2.0 ** min(failures, 8), 10.0))
             except Exception:
                 # A defect of ours must not end the intake without a word, nor turn at full speed.
                 log.exception("nothing comes in from Celery")
-                await self._clock.sleep(5.0)
+                await self._rest(5.0)
 
     async def turn(self) -> int:
         """Take some messages in; how many."""

@@ -350,6 +350,11 @@ class Road(Hooks):
         if intake is not None:
             intake.stop()
 
+    async def worker_ending(self, worker: str) -> None:
+        intake = self._intakes.get(worker)
+        if intake is not None:
+            await intake.ended()
+
     def worker_stopped(self, worker: str) -> None:
         self._intakes.pop(worker, None)
 
