@@ -82,7 +82,7 @@ async def test_without_a_loop(store: FullStore) -> None:
 
     thread = threading.Thread(target=run)
     thread.start()
-    await asyncio.to_thread(thread.join, 10)
+    await asyncio.to_thread(thread.join, 60)
     assert found == ["a"]
     await soon(task)
     assert ids(await take(store)) == ["b"]

@@ -12,7 +12,7 @@ from outlast.stores.rabbitmq import declaring, outbox
 from outlast.stores.sqlite.store import SqliteStore
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 
@@ -60,7 +60,14 @@ def namespace() -> str:
 
 
 @pytest.fixture
-def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the store waits for a broker, made short."""
-    monkeypatch.setattr(outbox, "PATIENCE", 0.5)
-    monkeypatch.setattr(outbox, "CONFIRM", 1.0)
+def hurry(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Makes what the store waits for a broker short: to be called when that one will be away.
+
+    Before, it may take its time: on a busy machine half a second is not much for a first job.
+    """
+
+    def begin() -> None:
+        monkeypatch.setattr(outbox, "PATIENCE", 0.5)
+        monkeypatch.setattr(outbox, "CONFIRM", 1.0)
+
+    return begin

@@ -44,6 +44,8 @@ from outlast.stores.rabbitmq import outbox
 from outlast.stores.rabbitmq.faults import mapped
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from outlast.stores.rabbitmq.store import RabbitStore
 
 pytestmark = pytest.mark.needs("rabbitmq")
@@ -399,12 +401,12 @@ async def test_a_new_band_is_heard_of(broker: RabbitServer, namespace: str) -> N
 async def test_a_broker_that_is_away(
     broker: RabbitServer, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outbox, "PATIENCE", 0.5)
     async with (
         proxied(broker.port) as proxy,
         opened(broker, namespace, port=proxy.port) as store,
     ):
         await store.add([job("a")])
+        monkeypatch.setattr(outbox, "PATIENCE", 0.5)
         proxy.target = 1  # nobody is there
         proxy.cut_at(b"unknown")
         with pytest.raises(EnqueueUncertain):
@@ -442,14 +444,13 @@ async def test_an_answer_that_was_lost_is_uncertain(broker: RabbitServer, namesp
 
 
 async def test_a_broker_that_takes_nothing(
-    broker: RabbitServer, namespace: str, monkeypatch: pytest.MonkeyPatch
+    broker: RabbitServer, namespace: str, hurry: Callable[[], None]
 ) -> None:
-    monkeypatch.setattr(outbox, "PATIENCE", 0.5)
-    monkeypatch.setattr(outbox, "CONFIRM", 1.0)
     alarm = "({{resource_limit, memory, node()}, []})."
     async with opened(broker, namespace) as store:
         await store.add([job("a"), job("b")])
         [claim, other] = await take(store, 2)
+        hurry()
         broker.evaluate(f"rabbit_alarm:set_alarm{alarm}")
         try:
             # The first that is sent is how the broker comes to tell us.

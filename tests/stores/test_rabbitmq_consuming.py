@@ -18,7 +18,7 @@ from outlast.stores.rabbitmq.link import Channel
 from outlast.stores.rabbitmq.topology import line_arguments
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from tests.servers import RabbitServer
 
@@ -111,7 +111,7 @@ async def test_what_was_sent_ahead_goes_to_others_when_nobody_here_asks(
 
 
 async def test_what_could_not_be_given_back_is_claimed_here(
-    broker: RabbitServer, namespace: str, hurried: None
+    broker: RabbitServer, namespace: str, hurry: Callable[[], None]
 ) -> None:
     """It goes back by being sent again, which a broker with no memory doesn't take."""
     async with opened(broker, namespace) as store:
@@ -123,6 +123,7 @@ async def test_what_could_not_be_given_back_is_claimed_here(
         await store.add([job(f"{n}") for n in range(5)])
         await store.catch_up(["default"], ["t"])
         with alarm(broker):
+            hurry()
             with pytest.raises((EnqueueUncertain, StoreUnavailable)):
                 await store.add([job("tells us", task="other")])
             intake._rest = 0.0

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 import pytest
 from tests.rabbit import channel, ids, job, opened, take, when_it_is_back
@@ -17,6 +18,9 @@ from outlast.doctor import Severity, examine
 from outlast.errors import EnqueueUncertain, StoreUnavailable
 from outlast.stores.rabbitmq import declaring, engine, leaders, outbox
 from outlast.stores.rabbitmq.topology import line_arguments, plain_arguments
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 pytestmark = pytest.mark.needs("rabbitmq")
 
@@ -68,13 +72,17 @@ async def test_who_adds_is_told_and_nothing_is_sent_there(
 
 
 async def test_who_goes_on_adding_leaves_room_for_the_others(
-    broker: RabbitServer, namespace: str, hurried: None, monkeypatch: pytest.MonkeyPatch
+    broker: RabbitServer,
+    namespace: str,
+    hurry: Callable[[], None],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What is never confirmed is on its way for ever, and so much may be on its way at once."""
     monkeypatch.setattr(outbox, "WINDOW", 20)
     async with opened(broker, namespace) as store:
         await store.add([job("a"), job("beside", task="u")])
         lose_leader(broker, f"outlast/{namespace}/default/t")
+        hurry()
         with pytest.raises(EnqueueUncertain, match="may or may not be stored"):
             await store.add([job(f"{n}") for n in range(20)])
         await when_it_is_back(store, job("after", task="u"))

@@ -15,6 +15,8 @@ from outlast.stores.rabbitmq import engine
 from outlast.stores.rabbitmq.topology import LINES
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tests.servers import RabbitServer
 
 
@@ -38,7 +40,7 @@ async def test_a_channel_that_the_broker_closes(broker: RabbitServer, namespace:
 
 
 async def test_a_line_that_breaks_before_publishing_begins(
-    broker: RabbitServer, namespace: str, hurried: None
+    broker: RabbitServer, namespace: str, hurry: Callable[[], None]
 ) -> None:
     """In the moment between the login and the first message."""
     async with (
@@ -47,6 +49,7 @@ async def test_a_line_that_breaks_before_publishing_begins(
         opened(broker, namespace, port=proxy.port) as store,
     ):
         await store.add([job("a")])
+        hurry()
         proxy.target = 1  # nobody is there
         proxy.cut_at(b"unknown")
         with pytest.raises(EnqueueUncertain):
@@ -58,12 +61,13 @@ async def test_a_line_that_breaks_before_publishing_begins(
 
 
 async def test_a_new_line_on_a_broker_that_takes_nothing(
-    broker: RabbitServer, namespace: str, hurried: None
+    broker: RabbitServer, namespace: str, hurry: Callable[[], None]
 ) -> None:
     """It does not even answer what is to be asked first, from the moment that it blocks us."""
     async with opened(broker, namespace) as store:
         await store.add([job("a")])
         with alarm(broker):
+            hurry()
             with pytest.raises(NOT_STORED):
                 await store.add([job("b")])
             store._running().outbox.blocked = ""  # as if its word had not come yet
@@ -75,7 +79,7 @@ async def test_a_new_line_on_a_broker_that_takes_nothing(
 
 
 async def test_consuming_keeps_nobody_from_hearing_that_nothing_is_confirmed(
-    broker: RabbitServer, namespace: str, hurried: None, monkeypatch: pytest.MonkeyPatch
+    broker: RabbitServer, namespace: str, hurry: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both connections go silent; the one that consumes is waited for much longer."""
     monkeypatch.setattr(engine, "LOOK", 0.0)
@@ -85,6 +89,7 @@ async def test_consuming_keeps_nobody_from_hearing_that_nothing_is_confirmed(
     ):
         await store.add([job("a")])
         assert ids(await take(store)) == ["a"]
+        hurry()
         proxy.silent = True
         async with asyncio.timeout(15):
             with pytest.raises(EnqueueUncertain, match="not confirmed within"):

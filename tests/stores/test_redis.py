@@ -264,8 +264,8 @@ async def test_calls_wait_for_a_server_that_comes_back(own: RedisServer) -> None
 async def test_calls_do_not_wait_for_ever(
     own: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine, "PATIENCE", 0.3)
     async with opened(own.url()) as store:
+        monkeypatch.setattr(engine, "PATIENCE", 0.3)
         own.kill()
         with pytest.raises((StoreUnavailable, EnqueueUncertain), match=r"can't reach|broke"):
             await store.add([job()])
@@ -394,8 +394,8 @@ async def test_cancelled_calls_leave_no_answer_to_others(server: RedisServer) ->
 async def test_a_silent_line_is_given_up(
     server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine, "SILENCE", 0.2)
     async with proxied(server.port) as line, opened(server.url(port=line.port)) as store:
+        monkeypatch.setattr(engine, "SILENCE", 0.2)
         line.silent = True
         each = job()
         call = asyncio.ensure_future(store.add([each]))

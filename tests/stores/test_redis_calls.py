@@ -147,14 +147,20 @@ async def test_a_call_that_breaks_each_connection_is_told(
     own: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Such as one that is larger than the server reads. Others go on beside it."""
-    monkeypatch.setattr(engine, "PATIENCE", 0.5)
     own.say("CONFIG", "SET", "client-query-buffer-limit", "1mb")
     async with opened(own.url()) as store, opened(own.url()) as other, asyncio.timeout(60):
+        monkeypatch.setattr(engine, "PATIENCE", 0.5)
         adding = asyncio.ensure_future(store.add([job(payload=b"x" * 3_000_000)]))
+        answered = 0
         while not adding.done():
-            await store.depth("default")
+            # On a busy machine one of these may lose its patience, too.
+            with contextlib.suppress(StoreUnavailable):
+                await store.depth("default")
+                answered += 1
         with pytest.raises(EnqueueUncertain, match="adding the same"):
             await adding
+        assert answered
+        monkeypatch.undo()
         await store.add([job()])
         assert (await other.depth("default")).ready == 1
 
@@ -162,13 +168,13 @@ async def test_a_call_that_breaks_each_connection_is_told(
 async def test_a_mistake_of_ours_while_connecting_leaves_nobody_waiting(
     own: RedisServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(engine, "PATIENCE", 0.1)
     async with opened(own.url()) as store, asyncio.timeout(60):
 
         async def mistaken(_: object) -> None:
             raise ValueError("a mistake")
 
         with monkeypatch.context() as patched:
+            patched.setattr(engine, "PATIENCE", 0.1)
             patched.setattr(cast("Any", store)._engine, "_check", mistaken)
             own.say("CLIENT", "KILL", "TYPE", "normal")
             with pytest.raises((StoreUnavailable, EnqueueUncertain), match="a mistake"):

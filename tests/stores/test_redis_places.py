@@ -139,7 +139,6 @@ async def test_a_slot_that_moves_to_another_node(
     servers: list[RedisServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While it does, each call is refused: no node has all of its keys."""
-    monkeypatch.setattr(engine, "PATIENCE", 0.3)
     nodes = make_cluster(servers, 3)
     slot = nodes[0].say("CLUSTER", "KEYSLOT", "{outlast:default}")[1:].decode().strip()
     old = nodes[int(slot) // 5461]
@@ -148,6 +147,7 @@ async def test_a_slot_that_moves_to_another_node(
     async with opened(nodes[0].url()) as store, asyncio.timeout(60):
         jobs = [job() for _ in range(20)]
         await store.add(jobs)
+        monkeypatch.setattr(engine, "PATIENCE", 0.3)
         new.say("CLUSTER", "SETSLOT", slot, "IMPORTING", names[0])
         old.say("CLUSTER", "SETSLOT", slot, "MIGRATING", names[1])
         before = connections(old)
@@ -160,6 +160,7 @@ async def test_a_slot_that_moves_to_another_node(
             hand_over(old, new, moved)
             with pytest.raises(StoreUnavailable, match="is moving to"):
                 await store.add([late])
+        monkeypatch.undo()
         for node in (new, old):
             node.say("CLUSTER", "SETSLOT", slot, "NODE", names[1])
         async with asyncio.timeout(60):

@@ -268,7 +268,7 @@ async def test_errbacks_are_called_when_the_time_was_up_or_what_follows_is_wrong
         with pytest.raises(JobFailed, match="exchange"):
             await got(third)
         await until(lambda: len(told) == 2)
-    assert told == [one.id, other.id]
+    assert sorted(told) == sorted([one.id, other.id]), "they are jobs, and may run side by side"
 
 
 @pytest.mark.needs("redis")
