@@ -371,7 +371,10 @@ async def test_it_ends_in_time_and_leaves_nothing(url: str) -> None:
         handle = await dawdle.enqueue(False)
         await handle.result(timeout=60)
         assert await ask("SELECT item FROM sold") == ["tea"]
-        assert await ask("SELECT 1 FROM pg_stat_activity WHERE state LIKE 'idle in%'") == []
+        # What is left behind stays; what the worker itself is amid of is over in a moment.
+        async with asyncio.timeout(60):
+            while await ask("SELECT 1 FROM pg_stat_activity WHERE state LIKE 'idle in%'"):
+                pass
 
 
 async def test_the_store_is_closed_under_it(url: str) -> None:

@@ -72,11 +72,12 @@ async def _claim(store: PostgresStore, *tasks: str | None) -> list[Any]:
 
 
 async def _warm(store: PostgresStore) -> None:
-    """The line is made, an epoch taken, and nothing has been quiet for long."""
+    """The line is made, an epoch taken, news are heard, and nothing has been quiet for long."""
     for task in (None, "t"):
         await store.add([Job(id=f"warm-{task}", task=task)])
     while claims := await _claim(store, None, "t"):
         assert not await store.settle([done(claim) for claim in claims])
+    await until(lambda: store._running().bell.listens)
 
 
 async def test_one_trip_to_add_and_one_to_claim(store: PostgresStore, said: list[str]) -> None:
