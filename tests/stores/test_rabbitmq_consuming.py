@@ -115,9 +115,9 @@ async def test_what_could_not_be_given_back_is_claimed_here(
 ) -> None:
     """It goes back by being sent again, which a broker with no memory doesn't take."""
     async with opened(broker, namespace) as store:
-        await store.add([job("first")])
+        await store.add([job("first"), job("its line is there", task="other")])
         [first] = await take(store)
-        intake = store._running().intake
+        intake, outbox = store._running().intake, store._running().outbox
         intake._rest = 3600.0
         await store.claim(["default"], ["t"], 10, 15.0, "w1")
         await store.add([job(f"{n}") for n in range(5)])
@@ -126,6 +126,9 @@ async def test_what_could_not_be_given_back_is_claimed_here(
             hurry()
             with pytest.raises((EnqueueUncertain, StoreUnavailable)):
                 await store.add([job("tells us", task="other")])
+            async with asyncio.timeout(60):
+                while not outbox.blocked:
+                    await store.wait(["nothing"], 0.01)
             intake._rest = 0.0
             async with asyncio.timeout(30):
                 while intake.out == 1:  # until it is on its way
