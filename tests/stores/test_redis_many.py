@@ -176,6 +176,17 @@ async def test_leases_of_another_run_are_prolonged_in_pieces(server: RedisServer
         assert await asyncio.wait_for(store.recover(500), 60) == 0
 
 
+async def test_a_queue_for_each_customer_is_looked_at_in_pieces(server: RedisServer) -> None:
+    async with opened(server.url()) as store:
+        for first in range(0, FLOOD, PIECE):
+            await store.add([job(queue=f"q{n}") for n in range(first, first + PIECE)])
+        answer, many = await commands(server, Op("look", ["lines", "0"], list), store)
+        assert answer[0] != b"0"
+        assert many < 2 * EACH * PIECE
+        found = {line.queue: line.depth.ready for line in await store.lines()}
+        assert found == {f"q{n}": 1 for n in range(FLOOD)}
+
+
 async def test_who_looks_through_all_jobs_does_so_in_pieces(server: RedisServer) -> None:
     async with opened(server.url()) as store:
         await fill(store, FLOOD)

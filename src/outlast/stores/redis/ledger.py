@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Any
 from outlast.errors import JobNotFound, KeyConflict
 from outlast.job import Depth, Job, Status
 from outlast.store import Line
-from outlast.stores.redis.op import Op
+from outlast.stores.redis.op import Op, Place
 from outlast.stores.redis.rows import STATES, job_from
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from outlast.store import Cancelled
     from outlast.stores.redis.op import Arg
 
-__all__ = ["Scan", "cancel", "depth", "ended", "jobs", "lines", "namespaces", "pause", "revive"]
+__all__ = ["Lines", "Scan", "cancel", "depth", "ended", "jobs", "namespaces", "pause", "revive"]
 
 _LETTERS = {status: letter for letter, status in STATES.items()}
 PAGE = 500
@@ -36,24 +36,34 @@ def namespaces() -> Op[Sequence[str]]:
     return Op("look", ["namespaces"], parse)
 
 
-def lines() -> Op[Sequence[Line]]:
-    def parse(raw: Sequence[Any]) -> Sequence[Line]:
-        found = []
-        for row in raw:
-            queue, _, task = row[6].decode().partition("/")
-            oldest = float(row[8]) if row[8] else None
-            found.append(
-                Line(
-                    queue=queue,
-                    task=task or None,
-                    depth=_depth(row),
-                    paused=bool(row[7]),
-                    oldest=oldest,
-                )
-            )
-        return found
+class Lines:
+    """All lines, read in pieces: with a queue for each customer they are many thousands."""
 
-    return Op("look", ["lines"], parse)
+    def __init__(self, run: Callable[[], str]) -> None:
+        self.found: dict[bytes, Line] = {}
+        self.goes_on = True
+        self._place = Place(run)
+
+    def ask(self) -> Op[None]:
+        return Op("look", self._args, self._read)
+
+    def _args(self, _: bool) -> Sequence[Arg]:
+        if self._place.look():
+            self.found.clear()
+        return ["lines", self._place.text]
+
+    def _read(self, raw: Sequence[Any]) -> None:
+        self._place.text = raw[0].decode()
+        self.goes_on = self._place.text != "0"
+        for row in raw[1:]:
+            queue, _, task = row[6].decode().partition("/")
+            self.found[row[6]] = Line(
+                queue=queue,
+                task=task or None,
+                depth=_depth(row),
+                paused=bool(row[7]),
+                oldest=float(row[8]) if row[8] else None,
+            )
 
 
 def _depth(counts: Sequence[int]) -> Depth:

@@ -259,7 +259,11 @@ class RedisStore(Stepped, Moved, Served[Engine]):
         return await self._do(ledger.namespaces())
 
     async def lines(self) -> Sequence[Line]:
-        return await self._do(ledger.lines())
+        self._running()
+        scan = ledger.Lines(self._which_run)
+        while scan.goes_on:
+            await self._do(scan.ask())
+        return list(scan.found.values())
 
     async def pause(self, queue: str, paused: bool = True) -> None:
         await self._do(ledger.pause(queue, paused))

@@ -1,6 +1,6 @@
 -- Looking: counts, jobs by id, and the ends of jobs. Needs base.lua.
--- ARGV: now, mono, what, then: depth QUEUE; lines; jobs IDS; ends (1: listen) IDS; workers SINCE;
--- namespaces.
+-- ARGV: now, mono, what, then: depth QUEUE; lines PLACE; jobs IDS; ends (1: listen) IDS; workers SINCE;
+-- namespaces. Answer of lines: the place where the next piece begins, or '0'; then each of them.
 
 local what = ARGV[3]
 
@@ -29,7 +29,9 @@ local answer = {}
 if what == 'depth' then
   for _, line in ipairs(lines_of(ARGV[4])) do answer[#answer + 1] = counts_of(line) end
 elseif what == 'lines' then
-  for _, line in ipairs(call('SMEMBERS', P .. 'g')) do
+  local piece = call('SSCAN', P .. 'g', ARGV[4], 'COUNT', STEPS)
+  answer[1] = piece[1]
+  for _, line in ipairs(piece[2]) do
     local of = counts_of(line)
     of[7] = line
     of[8] = call('SISMEMBER', P .. 'p', queue_of(line))
