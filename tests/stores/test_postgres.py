@@ -27,7 +27,7 @@ from outlast.errors import (
 from outlast.job import Death, Job, done
 from outlast.store import Durability
 from outlast.stores import connect
-from outlast.stores.postgres import schema
+from outlast.stores.postgres import opening, schema
 from outlast.stores.postgres.schema import lock_number
 
 if TYPE_CHECKING:
@@ -299,6 +299,20 @@ async def test_a_server_that_takes_no_writes_is_refused(server: PostgresServer) 
     store = open_at(server.url("still"))
     with pytest.raises(StoreUnavailable, match="replica"):
         await store.open()
+
+
+async def test_a_server_that_is_too_old_or_of_another_encoding_is_refused(
+    server: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await ask(
+        server,
+        "CREATE DATABASE odd ENCODING 'SQL_ASCII' LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0",
+    )
+    with pytest.raises(StoreUnavailable, match="SQL_ASCII"):
+        await open_at(server.url("odd")).open()
+    monkeypatch.setattr(opening, "OLDEST", 990_000)
+    with pytest.raises(StoreUnavailable, match="outlast needs 14"):
+        await open_at(server.url()).open()
 
 
 async def test_a_missing_schema_is_not_made_unasked(server: PostgresServer) -> None:

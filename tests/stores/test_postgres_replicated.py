@@ -251,3 +251,46 @@ async def test_a_standby_that_is_away_is_said(
             pass
     with pytest.raises(StoreUnavailable, match="none of these is connected"):
         await connect(url, durability=Durability.REPLICA).open()
+
+
+async def test_a_former_primary_that_comes_back_is_refused() -> None:
+    """What it takes in is lost to the one that was promoted meanwhile."""
+    with contextlib.ExitStack() as stack:
+        primary = PostgresServer()
+        stack.callback(primary.remove)
+        primary.start()
+        standby = PostgresStandby(primary)
+        stack.callback(standby.remove)
+        standby.start()
+        store = connect(primary.url().replace("/postgres", f",127.0.0.1:{standby.port}/postgres"))
+        await store.open()
+        await store.add([Job(id="before")])
+        primary.stop()
+        promoted = await asyncpg.connect(standby.url())
+        await promoted.execute("SELECT pg_promote()")
+        await promoted.close()
+        await added(store, "between")
+        primary.start()
+        standby.stop()
+        with pytest.raises(StoreUnavailable, match="a former primary is back"):
+            await added(store, "after")
+        primary.stop()
+        standby.start()
+        await added(store, "after")
+        ids = [claim.job.id for claim in await store.claim(["default"], [None], 9, 60.0, "w")]
+        assert {"between", "after"} <= set(ids)
+        await store.close()
+
+
+async def added(store: Any, id_: str) -> None:
+    """Once a server is there; adding it again changes nothing."""
+    async with asyncio.timeout(60):
+        while True:
+            try:
+                await store.add([Job(id=id_)])
+                return
+            except EnqueueUncertain:
+                continue
+            except StoreUnavailable as error:
+                if "former primary" in str(error):
+                    raise

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import asyncpg
 
@@ -18,10 +18,11 @@ __all__ = [
     "PLACE",
     "STANDBYS",
     "TIMELINE",
+    "Line",
     "check_standbys",
     "commit_mode",
     "examine",
-    "timeline_of",
+    "same_line",
 ]
 
 _log = logging.getLogger(__name__)
@@ -47,6 +48,9 @@ PLACE = (
 """What is the same for two connections if, and only if, they are to one database of one server."""
 TIMELINE = "pg_catalog.left(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_insert_lsn()), 8)"
 """Another one after a standby was promoted: there the numbers of transactions are given anew."""
+
+Line: TypeAlias = tuple[str, int]
+"""A server's database, and the timeline it is on."""
 
 
 def commit_mode(required: Durability) -> str:
@@ -84,17 +88,27 @@ async def examine(connection: Connection, shown: str, required: Durability) -> D
     return found
 
 
-async def timeline_of(connection: Connection, shown: str, before: str) -> str:
-    """Which timeline a primary is on, and a warning if it was another one ``before``."""
+async def same_line(connection: Connection, shown: str, before: Line) -> Line:
+    """Which server a primary is and on which timeline: ``before`` is what it was the last time.
+
+    A later one is warned of. An earlier one is ``StoreUnavailable``: the former primary is back.
+    """
     try:
-        found: str = await connection.fetchval(f"SELECT {TIMELINE}")
+        server, line = await connection.fetchrow(f"SELECT {PLACE}, {TIMELINE}")
     except asyncpg.PostgresError:
         return before  # there are services that don't tell
-    if before and found != before:
+    found = (server, int(line, 16))
+    if found[0] == before[0] and found[1] < before[1]:
+        raise StoreUnavailable(
+            f"{shown} is on timeline {found[1]}, and was on {before[1]} before: a former primary is"
+            " back, and what is stored there is lost to the one that was promoted. Stop it, or make"
+            " it a standby"
+        )
+    if found[0] == before[0] and found[1] > before[1]:
         _log.warning(
             "%s: a standby was promoted (timeline %d, before %d): what was accepted last and had"
             " not come that far is gone, unless durability=replica was asked for",
-            shown, int(found, 16), int(before, 16),
+            shown, found[1], before[1],
         )  # fmt: skip
     return found
 

@@ -105,7 +105,7 @@ class PostgresStore(Stepped, Joinable, Moved, Served[Engine]):
         self.address = address
         self._seen: tuple[Any, ...] = ()
         """The terms of the last patient claim that found too little, and what was heard before."""
-        self._timeline = ""
+        self._line: opening.Line = ("", 0)
         self._come = float("inf")
         """When, by the clock of the one who waits, the next delayed job comes due."""
 
@@ -128,7 +128,7 @@ class PostgresStore(Stepped, Joinable, Moved, Served[Engine]):
         async with asyncio.timeout(CONNECT) as limit:
             self.place = await connection.fetchval(f"SELECT {opening.PLACE}")
             self.durability = await opening.examine(connection, self.url, self.required)
-            self._timeline = await opening.timeline_of(connection, self.url, self._timeline)
+            self._line = await opening.same_line(connection, self.url, self._line)
             await migrate(connection, self.names, create=self._create, limit=limit)
             await make(connection, self.names)
         version = connection.get_server_version()
