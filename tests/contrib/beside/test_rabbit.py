@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -149,6 +150,25 @@ async def test_a_queue_that_is_not_there(server: RabbitServer, tmp_path: Path) -
             for other in (handle, *others):
                 await other.result(timeout=PATIENCE)
             assert channel.queue_declare("theirs", passive=True).method.message_count == 3
+
+
+async def test_the_client_keeps_its_log_to_itself(
+    server: RabbitServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever happens on its connection: ours says it in a line."""
+    caplog.set_level(logging.INFO)
+    caplog.clear()
+    broker = RabbitBroker(server.url(), {})
+    await broker.take(["quorum", "nowhere"], 100)
+    link = await broker._publisher.link()
+    server.evaluate(
+        '[rabbit_networking:close_connection(P, "test") || P <- rabbit_networking:connections()].'
+    )
+    async with asyncio.timeout(PATIENCE):
+        await link.end()
+    await broker.close()
+    assert [each.message for each in caplog.records if each.name.startswith("pika")] == []
+    assert "nothing comes from queue 'nowhere'" in caplog.text
 
 
 async def test_what_was_taken_and_not_settled_comes_again(server: RabbitServer) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +16,7 @@ from outlast.stores.rabbitmq.faults import mapped
 from outlast.stores.rabbitmq.quick import QuickConnection
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from outlast.stores.rabbitmq.address import Address
 
@@ -31,9 +33,23 @@ THREAD = "outlast-rabbitmq"
 """The name of the thread in which all of this runs."""
 
 
+_ours: ContextVar[bool] = ContextVar("outlast-rabbitmq", default=False)
+"""Whether a connection of ours is at work in another thread, such as a worker's own."""
+
+
 def _not_ours(record: logging.LogRecord) -> bool:
     """Each connection that breaks is told by us, in one line; the client needs a page for it."""
-    return record.threadName != THREAD
+    return record.threadName != THREAD and not _ours.get()
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """The client keeps its log to itself, and whatever the loop calls for it later does so too."""
+    token = _ours.set(True)
+    try:
+        yield
+    finally:
+        _ours.reset(token)
 
 
 for _name in list(logging.root.manager.loggerDict):
@@ -65,7 +81,8 @@ class Channel:
 
     async def close(self) -> None:
         if self.raw.is_open:
-            self.raw.close()
+            with _quiet():
+                self.raw.close()
         await asyncio.wait((self.closed,), timeout=ANSWER)
 
     def _answered(self, future: asyncio.Future[Any]) -> None:
@@ -97,13 +114,14 @@ class Link:
     async def dial(self, name: str) -> None:
         """Raises our errors."""
         loop = asyncio.get_running_loop()
-        self.raw = QuickConnection(
-            self._address.parameters(name),
-            on_open_callback=partial(_set, self._opened),
-            on_open_error_callback=self._on_failure,
-            on_close_callback=self._on_close,
-            custom_ioloop=loop,
-        )
+        with _quiet():
+            self.raw = QuickConnection(
+                self._address.parameters(name),
+                on_open_callback=partial(_set, self._opened),
+                on_open_error_callback=self._on_failure,
+                on_close_callback=self._on_close,
+                custom_ioloop=loop,
+            )
         try:
             await asyncio.wait((self._opened,), timeout=DIAL)
         except asyncio.CancelledError:
@@ -177,7 +195,8 @@ class Link:
     async def close(self) -> None:
         """In order, if that is possible soon."""
         if self.raw is not None and self.raw.is_open:
-            self.raw.close()
+            with _quiet():
+                self.raw.close()
             await asyncio.wait((self.closed,), timeout=5.0)
         self.drop()
 
@@ -185,7 +204,8 @@ class Link:
         """At once, without a word."""
         transport = getattr(self.raw, "_transport", None)
         if transport is not None and not self.closed.done():
-            transport.abort()
+            with _quiet():
+                transport.abort()
 
     def _on_failure(self, _: Any, why: BaseException) -> None:
         if not self._opened.done():
