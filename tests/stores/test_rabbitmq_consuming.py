@@ -130,7 +130,7 @@ async def test_what_could_not_be_given_back_is_claimed_here(
                 while not outbox.blocked:
                     await store.wait(["nothing"], 0.01)
             intake._rest = 0.0
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 while intake.out == 1:  # until it is on its way
                     await store.wait(["nothing"], 0.01)
                 intake._rest = 3600.0
@@ -156,7 +156,7 @@ async def test_lines_that_are_first_asked_for_amid_a_connection(
         monkeypatch.setattr(Intake, "_look", look)
         assert not await store.claim(["default"], ["t"], 1, 15.0, "w1")
         monkeypatch.setattr(Intake, "_look", plain)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             assert ids(await take(store, tasks=["late"])) == ["a"]
 
 
@@ -182,7 +182,7 @@ async def test_a_consumer_whose_place_is_taken_before_it_begins(
     async with opened(broker, namespace) as store:
         await store.add([job("a"), job("b")])
         monkeypatch.setattr(Intake, "_open", late)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             assert sorted(ids(await take(store, 2))) == ["a", "b"]
         assert len(begun) == 2
 
@@ -277,7 +277,7 @@ async def test_a_queue_that_is_made_anew_while_jobs_of_the_old_one_run(
 
         running.loop.call_soon_threadsafe(told)
         await store.add([job(f"{n}") for n in range(9)])
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             assert {*ids(await take(store, 9))} == {f"{n}" for n in range(9)}
         assert list(await store.settle([done(claim)])) == []
 
@@ -302,7 +302,7 @@ async def test_a_claim_while_what_was_sent_ahead_goes_back(
         monkeypatch.setattr(Intake, "_stop", stop)
         intake = store._running().intake
         intake._rest = 0.0
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while intake._rest == 0.0:
                 await store.wait(["nothing"], 0.01)
             monkeypatch.setattr(Intake, "_stop", plain)
