@@ -438,13 +438,25 @@ class RabbitServer(Server):
             epmd.wait(60)
 
 
+_drawn: set[int] = set()
+
+
 def free_port() -> int:
-    """One that nobody listens on, and that the system gives to no client meanwhile."""
+    """One that nobody listens on, and that the system gives to no client meanwhile.
+
+    Nor is it drawn again: a server may take seconds until it listens there, and listens there again
+    after it was killed. Each process of a run has ports of its own to draw from.
+    """
     dice = random.SystemRandom()
+    processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    mine = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
     while True:
-        port = dice.randrange(15_000, 30_000)
+        port = dice.randrange(15_000 + mine, 30_000, processes)
+        if port in _drawn:
+            continue
         with socket.socket() as found, contextlib.suppress(OSError):
             found.bind(("127.0.0.1", port))
+            _drawn.add(port)
             return port
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.conftest import in_shares
+from tests.servers import free_port
 
 ROOT = Path(__file__).parent.parent
 
@@ -92,3 +93,16 @@ def test_scripts_stop_at_the_first_error_and_parse(script: str) -> None:
     assert "set -euo pipefail" in text
     assert os.access(ROOT / script, os.X_OK)
     subprocess.run(["bash", "-n", ROOT / script], check=True)
+
+
+def test_no_two_processes_of_a_run_draw_the_same_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor one of them a port twice: who has drawn it may not listen there yet."""
+    drawn: list[int] = []
+    monkeypatch.setenv("PYTEST_XDIST_WORKER_COUNT", "3")
+    for n in range(3):
+        monkeypatch.setenv("PYTEST_XDIST_WORKER", f"gw{n}")
+        drawn += (free_port() for _ in range(300))
+    assert len(set(drawn)) == 900
+    assert [{port % 3 for port in drawn[n * 300 : n * 300 + 300]} for n in range(3)] == [
+        {0}, {1}, {2},
+    ]  # fmt: skip
