@@ -82,10 +82,19 @@ async def work_off(store: PostgresStore) -> list[str]:
 
 @pytest.mark.parametrize("version", range(1, NOW))
 async def test_the_rows_of_each_earlier_version_are_kept(
-    url: str, admin: Any, version: int
+    url: str, admin: Any, version: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Though each of its steps is cut off once before it is done."""
     name = await made(url, version)
     await admin.execute(FILL.format(s=name))
+    die = ";SELECT pg_terminate_backend(pg_backend_pid())"
+    for step in range(version, NOW):
+        with monkeypatch.context() as cut:
+            steps = [text + die * (n == step) for n, text in enumerate(schema.MIGRATIONS)]
+            cut.setattr(schema, "MIGRATIONS", steps)
+            with pytest.raises(StoreUnavailable):
+                await open_at(url).open()
+        assert await admin.fetchval(f"SELECT version FROM {name}.meta") == step
     store = open_at(url)
     await store.open()
     assert (await store.versions()).found == NOW
