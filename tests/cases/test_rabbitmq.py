@@ -145,7 +145,9 @@ def test_c32(rig: BrokerRig, server: RabbitServer) -> None:
     [job] = rig.until_dead(1)
     assert job.failure is not None
     assert (job.id, job.crashes, job.failure.kind) == (poison, 3, "crash")
+    linger(scaled(300.0, 0.0))
     assert rig.starts([poison]) == [3]
+    assert all(1 <= number <= 2 for number in rig.ends([*before, *after]))
 
 
 def test_c34(rig: BrokerRig, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 from tests.authority import Authority
-from tests.servers import RedisServer
+from tests.proof.patience import until
+from tests.servers import REDIS_SERVER, RedisServer, free_port
 from tests.stores.test_redis import job, opened, take
 
 from outlast.errors import ConfigurationError, StoreUnavailable
@@ -57,6 +58,21 @@ class TlsServer(RedisServer):
             return safe.recv(65536)
 
 
+class TlsSentinel(TlsServer):
+    """Watches a server, and speaks nothing but TLS, with it as well."""
+
+    def __init__(self, authority: Authority, master: TlsServer) -> None:
+        super().__init__(authority)
+        lines = [f"{name} {value}" for name, value in self.settings.items() if name[:4] == "tls-"]
+        lines += ["port 0", f"dir {self.folder}", "bind 127.0.0.1", "tls-replication yes"]
+        lines += [f"sentinel monitor jobs 127.0.0.1 {master.port} 1"]
+        self.configuration = str(self.folder / "sentinel.conf")
+        (self.folder / "sentinel.conf").write_text("\n".join(lines) + "\n")
+
+    def command(self) -> list[str]:
+        return [REDIS_SERVER, self.configuration, "--sentinel"]
+
+
 @pytest.fixture(scope="module")
 def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
     return Authority(tmp_path_factory.mktemp("ca"), "ours")
@@ -78,6 +94,50 @@ async def test_jobs_over_tls(server: TlsServer, authority: Authority) -> None:
         for _ in range(3):
             server.say("CLIENT", "KILL", "TYPE", "normal")
             await store.add([job()])
+
+
+async def test_sentinels_over_tls(server: TlsServer, authority: Authority) -> None:
+    sentinel = TlsSentinel(authority, server)
+    sentinel.start()
+    try:
+        query = f"sentinel=jobs&ssl_ca_certs={authority.file}"
+        async with opened(sentinel.url(query=query), namespace="watched") as store:
+            await store.add([job()])
+            assert len(await take(store)) == 1
+    finally:
+        sentinel.remove()
+
+
+async def test_a_cluster_over_tls(authority: Authority) -> None:
+    """The node that is asked sends us on to the other, which speaks TLS too."""
+    nodes = [
+        TlsServer(
+            authority, cluster_enabled="yes", cluster_port=str(free_port()), tls_cluster="yes"
+        )
+        for _ in range(2)
+    ]
+    try:
+        for each in nodes:
+            each.start()
+        first, second = nodes
+        bus = second.settings["cluster-port"]
+        first.say("CLUSTER", "ADDSLOTSRANGE", "0", "8191")
+        second.say("CLUSTER", "ADDSLOTSRANGE", "8192", "16383")
+        first.say("CLUSTER", "MEET", "127.0.0.1", str(second.port), bus)
+        until(
+            lambda: all(b"cluster_state:ok" in each.say("CLUSTER", "INFO") for each in nodes),
+            60.0,
+            "the nodes are a cluster",
+        )
+        url = first.url(query=f"ssl_ca_certs={authority.file}")
+        for name in ("a", "b", "c", "d"):
+            async with opened(url, namespace=name) as store:
+                await store.add([job()])
+                assert len(await take(store)) == 1
+        assert all(b":0\r\n" not in each.say("DBSIZE") for each in nodes), "each has some"
+    finally:
+        for each in nodes:
+            each.remove()
 
 
 async def test_whom_nobody_vouches_for_is_not_trusted(
