@@ -33,10 +33,10 @@ def start(folder: Path, *words: str) -> subprocess.Popen[str]:
 
 @pytest.fixture
 def files(tmp_path: Path) -> Path:
-    """A few hundred files, large enough that a worker can be met at work."""
+    """Two hundred files, large enough that a worker can be met at work."""
     folder = tmp_path / "files"
     folder.mkdir()
-    for number in range(500):
+    for number in range(200):
         (folder / f"{number}.txt").write_bytes(b"some words in a line\n" * (20_000 + number))
     (folder / "no-file").symlink_to(folder / "0.txt")
     return folder
@@ -54,7 +54,7 @@ def test_it_kills_and_loses_nothing(files: Path, tmp_path: Path) -> None:
     assert second.returncode == 0, said + wrong
     assert "going on: " in said
     found = dict(re.findall(r"^([a-z ]+?) +(\d+)$", said, re.MULTILINE))
-    assert found["files"] == "500"
+    assert found["files"] == "200"
     assert int(found["kills"]) >= 1
     assert int(found["jobs interrupted"]) >= 10
     assert (found["dead"], found["lost"], found["differences"]) == ("0", "0", "0")

@@ -225,7 +225,7 @@ def test_a_forgotten_bridge_takes_its_thread_with_it() -> None:
 def test_stopping_a_loop_that_has_ended_by_itself() -> None:
     """As when the app is closed while the store fails to open."""
     line = _Line(cast("Store", Place(fails=True)))
-    assert isinstance(line.opened.exception(10), StoreUnavailable)
+    assert isinstance(line.opened.exception(60), StoreUnavailable)
     line._thread.join(60)
     line.stop()
     with pytest.raises(StoreClosed, match="nothing was sent"):

@@ -201,7 +201,7 @@ async def test_a_job_that_is_not_there(app: Outlast) -> None:
     with pytest.raises(JobNotFound, match=handle.id):
         await handle.cancel()
     with pytest.raises(JobNotFound, match=handle.id):
-        await asyncio.to_thread(handle.result_sync, 5)
+        await asyncio.to_thread(handle.result_sync, 60)
 
 
 async def test_a_timeout_changes_nothing(app: Outlast) -> None:

@@ -160,7 +160,7 @@ async def test_an_undecodable_payload_is_buried_with_its_bytes(rig: Rig) -> None
     Gate(rig)
     await rig.store.add([Job(id="bad", task="gate", payload=b'{"n":"not a number"}')])
     async with rig.worker():
-        (job,) = await rig.ledger.finished(["bad"], 5)
+        (job,) = await rig.ledger.finished(["bad"], 60)
     assert job.status is Status.DEAD
     assert job.failure is not None
     assert job.failure.kind == "undecodable"
@@ -331,7 +331,7 @@ async def test_it_says_at_once_when_it_runs_more_or_less(rig: Rig) -> None:
         (info,) = await rig.ledger.workers()
         assert info.running == 1
         gate.open.set()
-        await handle.result(5)
+        await handle.result(60)
         await rig.pass_time(1.5)
         (info,) = await rig.ledger.workers()
         assert info.running == 0
