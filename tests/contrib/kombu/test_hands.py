@@ -89,3 +89,26 @@ def test_what_is_flushed_is_stored_whoever_stores_it(
     go.set()
     flushing.join(PATIENCE)
     assert found == [1]
+
+
+def test_who_closes_just_when_acks_are_about_to_be_stored_is_heard(
+    shared: Shared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the thread that stores them waits for more, and who closes waits for it: for ever."""
+    hands = shared.hands
+
+    class Event(threading.Event):
+        def clear(self) -> None:
+            """``close`` has come to say it in this very moment."""
+            hands._closing.set()
+            self.set()
+            super().clear()
+
+    monkeypatch.setattr(hands, "_settle_now", Event())
+    hands.done(hands.deliver(took(shared)))
+    for thread in hands._threads:
+        thread.join(PATIENCE)
+        assert not thread.is_alive(), thread.name
+    monkeypatch.undo()
+    hands.flush()
+    assert shared.store.depth_now("q").live == 0

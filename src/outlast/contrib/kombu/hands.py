@@ -210,6 +210,8 @@ class Hands:
             if self._closing.wait(LINGER):
                 return
             self._settle_now.clear()
+            if self._closing.is_set():
+                return  # what was just cleared may have been its word, and none comes after it
             try:
                 while self._verdicts:
                     self._settle()
