@@ -111,32 +111,44 @@ async def test_what_was_sent_ahead_goes_to_others_when_nobody_here_asks(
 
 
 async def test_what_could_not_be_given_back_is_claimed_here(
-    broker: RabbitServer, namespace: str, hurry: Callable[[], None]
+    broker: RabbitServer,
+    namespace: str,
+    hurry: Callable[[], None],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It goes back by being sent again, which a broker with no memory doesn't take."""
+    """It goes back by being sent again, which a broker with no memory doesn't take.
+
+    Who asks while it is on its way finds nothing, and is told when it is here again.
+    """
+    monkeypatch.setattr(engine, "TICK", 3600.0)  # the test turns the hands itself
     async with opened(broker, namespace) as store:
         await store.add([job("first"), job("its line is there", task="other")])
         [first] = await take(store)
-        intake, outbox = store._running().intake, store._running().outbox
-        intake._rest = 3600.0
+        running = store._running()
+        intake, outbox = running.intake, running.outbox
         await store.claim(["default"], ["t"], 10, 15.0, "w1")
         await store.add([job(f"{n}") for n in range(5)])
         await store.catch_up(["default"], ["t"])
         with alarm(broker):
-            hurry()
-            with pytest.raises((EnqueueUncertain, StoreUnavailable)):
-                await store.add([job("tells us", task="other")])
+            tells = asyncio.ensure_future(store.add([job("tells us", task="other")]))
             async with asyncio.timeout(60):
                 while not outbox.blocked:
                     await store.wait(["nothing"], 0.01)
             intake._rest = 0.0
+            asyncio.run_coroutine_threadsafe(intake.rest(), running.loop).result(60)
+            assert intake.out == 6
+            assert not await store.claim(["default"], ["t"], 5, 15.0, "w1")
+            waiting = asyncio.ensure_future(store.wait(["default"], 3600.0))
+            hurry()
             async with asyncio.timeout(60):
-                while intake.out == 1:  # until it is on its way
+                while not (waiting.done() and tells.done()):
+                    running.loop.call_soon_threadsafe(outbox.tick)
                     await store.wait(["nothing"], 0.01)
-                intake._rest = 3600.0
-                claims = await take(store, 5)
+            claims = await store.claim(["default"], ["t"], 5, 15.0, "w1")
             assert ids(claims) == [f"{n}" for n in range(5)]
             assert {(claim.job.attempt, claim.job.crashes) for claim in claims} == {(1, 0)}
+            with pytest.raises((EnqueueUncertain, StoreUnavailable)):
+                await tells
             assert list(await store.settle([done(claim) for claim in [first, *claims]])) == []
 
 

@@ -141,7 +141,15 @@ class Claiming:
 
         The broker would count a plain refusal as if a worker had died.
         """
-        batch = Batch(len(helds), lambda batch: self._moved(engine, batch, helds))
+
+        def moved(batch: Batch) -> None:
+            self._moved(engine, batch, helds)
+            if batch.failures:
+                # Who asked meanwhile has found nothing.
+                queues = {held.source.place.queue for held in helds}
+                engine.loop.call_soon(self._news.heard, WORK, queues)
+
+        batch = Batch(len(helds), moved)
         for posting in [self._work.unclaimed(held, batch) for held in helds]:
             engine.outbox.send(posting)
 
