@@ -9,9 +9,10 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.engine.service import Service, wait_until
@@ -459,3 +460,47 @@ def test_a_supervisor_does_not_tidy_up_what_ends_with_it(monkeypatch: pytest.Mon
         assert gc.get_freeze_count() > frozen[0], "not before, since it may work for years"
     finally:
         gc.unfreeze()
+
+
+def test_what_a_process_said_last_is_heard_before_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Why it can't start, above all: else it is started once more, and says it again."""
+    ended = threading.Event()
+    listen, end = supervisor._Supervisor._listen, supervisor._Supervisor._await_end
+
+    def late(self: Any, child: Any, messages: int) -> None:
+        assert ended.wait(60)
+        listen(self, child, messages)
+
+    def soon(self: Any, child: Any, listening: threading.Thread) -> None:
+        child.process.wait()
+        ended.set()
+        end(self, child, listening)
+
+    monkeypatch.setattr(supervisor._Supervisor, "_listen", late)
+    monkeypatch.setattr(supervisor._Supervisor, "_await_end", soon)
+    monkeypatch.setattr(supervisor, "LAST_WORDS", 60.0)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "broken.py").write_text("1 / 0\n")
+    assert supervisor.supervise(WorkerOptions("broken:app")) == 4
+    assert caplog.text.count("ZeroDivisionError") == 1
+    assert "next one starts" not in caplog.text
+
+
+def test_an_end_is_heard_of_though_somebody_holds_the_other_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A process that a task has left behind has the pipe by which its parent told things."""
+    monkeypatch.setattr(supervisor, "LAST_WORDS", 0.01)
+    held = threading.Event()
+    listening = threading.Thread(target=held.wait, args=(60,))
+    listening.start()
+    mine = supervisor._Supervisor(WorkerOptions("module:app"), lambda _: None)
+    with subprocess.Popen([sys.executable, "-c", "raise SystemExit(7)"]) as process:
+        child = supervisor.Child(process, 0)
+        mine._await_end(child, listening)
+    assert listening.is_alive()
+    assert mine._events.get_nowait() == supervisor.Event("ended", child, 7)
+    held.set()
+    listening.join()

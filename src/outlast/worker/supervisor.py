@@ -44,6 +44,8 @@ PATIENCE = 4.5
 
 With the default grace that is just before others would kill it, who don't say that it was to end.
 """
+LAST_WORDS = 1.0
+"""Seconds that what a process said before its end is waited for."""
 OPTIONS = "OUTLAST_WORKER_OPTIONS"
 
 
@@ -217,8 +219,10 @@ class _Supervisor:
             return
         child = Child(process, slot)
         self._children.add(child)
-        for target, args in ((self._listen, (child, messages)), (self._await_end, (child,))):
-            threading.Thread(target=target, args=args, daemon=True).start()
+        listening = threading.Thread(target=self._listen, args=(child, messages), daemon=True)
+        ending = threading.Thread(target=self._await_end, args=(child, listening), daemon=True)
+        listening.start()
+        ending.start()
         child.send(json.dumps(self._options._asdict()))
         if self._stops:
             self._end(child, "stop")
@@ -231,8 +235,12 @@ class _Supervisor:
                 except ValueError:
                     log.warning("worker process %d said: %.200r", child.process.pid, line)
 
-    def _await_end(self, child: Child) -> None:
-        self._events.put(Event("ended", child, child.process.wait()))
+    def _await_end(self, child: Child, listening: threading.Thread) -> None:
+        code = child.process.wait()
+        # What it said comes first, why it can't start above all. A process of its own may hold the
+        # other end for as long as it likes.
+        listening.join(LAST_WORDS)
+        self._events.put(Event("ended", child, code))
 
     def _said(self, child: Child, message: dict[str, Any]) -> None:
         if message["event"] == "refused":
