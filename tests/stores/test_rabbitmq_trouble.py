@@ -11,13 +11,16 @@ from tests.rabbit import alarm, channel, ids, job, opened, take, when_it_is_back
 from tests.stores.proxy import proxied
 
 from outlast.errors import EnqueueUncertain, StoreUnavailable
-from outlast.stores.rabbitmq import engine
+from outlast.stores.rabbitmq import engine, outbox
+from outlast.stores.rabbitmq.declaring import Declaring
 from outlast.stores.rabbitmq.topology import LINES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tests.servers import RabbitServer
+
+    from outlast.stores.rabbitmq.topology import Place
 
 
 pytestmark = pytest.mark.needs("rabbitmq")
@@ -103,3 +106,30 @@ async def test_ids_that_amqp_has_no_room_for(broker: RabbitServer, namespace: st
     async with asyncio.timeout(60), opened(broker, namespace) as store:
         await store.add([job(long), job("a")])
         assert ids(await take(store, 2)) == [long, "a"]
+
+
+async def test_nothing_outlives_the_store(
+    broker: RabbitServer, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A queue is asked whether it has a leader, and the store is closed before it answers."""
+    asked, ended = asyncio.Event(), []
+    mine = asyncio.get_running_loop()
+
+    async def declare(self: Declaring, place: Place, level: int) -> bool:
+        mine.call_soon_threadsafe(asked.set)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append(asyncio.get_running_loop().is_running())
+        return False
+
+    monkeypatch.setattr(engine, "PATIENCE", 0.1)
+    async with opened(broker, namespace) as store:
+        monkeypatch.setattr(Declaring, "declare", declare)
+        adding = asyncio.ensure_future(store.add([job("a")]))
+        async with asyncio.timeout(60):
+            await asked.wait()
+        monkeypatch.setattr(outbox, "PATIENCE", 0.0)
+    with pytest.raises((EnqueueUncertain, StoreUnavailable)):
+        await adding
+    assert ended == [True]

@@ -209,10 +209,11 @@ class Engine:
                 await self.intake.settled()
             except OutlastError as error:
                 _log.info("what was acknowledged last may come again: %s", error)
-        for task in list(self._tasks):
-            if task is not asyncio.current_task():
-                task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        # All of them, those of the outbox and the intake too: none may outlive its loop.
+        rest = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in rest:
+            task.cancel()
+        await asyncio.gather(*rest, return_exceptions=True)
         self.intake.lost()
         self.outbox.lost(StoreUnavailable(f"{self._address.shown}: the store was closed"))
         self.outbox.away(StoreUnavailable(f"{self._address.shown}: the store was closed"))
