@@ -23,7 +23,7 @@ from outlast.limits import check_job
 from outlast.store import Durability
 from outlast.stores.lifelines import private_folder
 from outlast.stores.news import News
-from outlast.stores.replies import Blocked
+from outlast.stores.replies import Blocked, Landing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from outlast.job import Added, Claim, Job, Lost, Status, Verdict
     from outlast.stores.replies import Reply
 
-__all__ = ["Served", "Surface"]
+__all__ = ["Served", "Surface", "awaited"]
 
 T = TypeVar("T")
 
@@ -205,8 +205,7 @@ class Surface(ABC):
 
     async def _do(self, op: Reply[T], undo: Callable[[T], None] | None = None) -> T:
         """Cancelled in mid-call, the step is done or it is not; what it answered is undone."""
-        reply: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        op.reply = reply
+        reply: asyncio.Future[T] = awaited(op)
         self._submit(op)
         try:
             return await reply
@@ -246,6 +245,14 @@ class Engine(Protocol):
     def close(self) -> None:
         """Finish what was handed over, then let go of everything. Blocks."""
         ...
+
+
+def awaited(op: Reply[T]) -> asyncio.Future[T]:
+    """Where the running loop waits for the answer to this call."""
+    loop = asyncio.get_running_loop()
+    Landing.prepare(loop)
+    op.reply = reply = loop.create_future()
+    return reply
 
 
 E = TypeVar("E", bound=Engine)

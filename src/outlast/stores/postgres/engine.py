@@ -95,7 +95,9 @@ class Engine:
         self._writing.replicated = replicated
         listen = self.bell._connected
         self._reading.check = _both(check, listen)
-        self._work = asyncio.Event()
+        self._work = False
+        """Whether there is something to write, or to tell."""
+        self._pause: asyncio.Future[None] | None = None
         self._writer: asyncio.Task[None]
         self._reads: set[asyncio.Task[None]] = set()
         self._parked: set[Patient] = set()
@@ -118,33 +120,33 @@ class Engine:
             self._waiting.append(op)
             if self._asleep:
                 self._asleep = False
-                self._loop.call_soon_threadsafe(self._work.set)
+                self._thread.soon(self._set_to_work)
 
     def read(self, op: Op[Any]) -> None:
         """Have a call done on the other connection, in the order of its coming."""
         with self._gate:
             self._check_open()
-            self._loop.call_soon_threadsafe(self._begin, op)
+            self._thread.soon(self._begin, op)
 
     def park(self, op: Op[Any], queues: Sequence[str], idle: Callable[[], bool]) -> Patient:
         """Have a call done as soon as it is not ``idle``, or there is news, or it is rung."""
         with self._gate:
             self._check_open()
-            patient = Patient(op, queues, self._loop, self._unpark)
-            self._loop.call_soon_threadsafe(self._park, patient, idle)
+            patient = Patient(op, queues, self._thread, self._unpark)
+            self._thread.soon(self._park, patient, idle)
             return patient
 
     def listen(self) -> None:
         """Somebody is about to wait for news of others."""
         with self._gate:
-            if not self._closing:
-                self._loop.call_soon_threadsafe(self.bell.listen)
+            if not (self._closing or self.bell.listens):
+                self._thread.soon(self.bell.listen)
 
     def tell(self, news: dict[int, set[str]]) -> None:
         """Something was committed on another connection than ours."""
         with self._gate:
             if not self._closing:
-                self._loop.call_soon_threadsafe(self._tell, news)
+                self._thread.soon(self._tell, news)
 
     async def elsewhere(self, work: Coroutine[Any, Any, T]) -> T:
         """Have it done in the store's own loop; cancelled, it is cancelled there."""
@@ -211,7 +213,7 @@ class Engine:
     async def _finish(self) -> None:
         for patient in list(self._parked):
             self._unpark(patient)
-        self._work.set()
+        self._set_to_work()
         await self._writer
         while self._reads:
             await asyncio.wait(list(self._reads))
@@ -294,7 +296,7 @@ class Engine:
             if not self._waiting:
                 if self._closing:
                     break
-                self._work.clear()
+                self._work = False
                 self._asleep = True
                 if not self._waiting:
                     await self._until_work()
@@ -307,13 +309,23 @@ class Engine:
             await self.bell.ring(self._writing)
 
     async def _until_work(self) -> None:
-        while not self._work.is_set():
+        while not self._work:
             due = self.bell.due_in()
-            try:
-                async with asyncio.timeout(due):
-                    await self._work.wait()
-            except TimeoutError:
+            self._pause = pause = self._loop.create_future()
+            alarm = None if due is None else self._loop.call_later(due, self._go_on_writing)
+            await pause
+            if alarm is not None:
+                alarm.cancel()
+            if not self._work:
                 await self.bell.ring(self._writing)
+
+    def _set_to_work(self) -> None:
+        self._work = True
+        self._go_on_writing()
+
+    def _go_on_writing(self) -> None:
+        if self._pause is not None and not self._pause.done():
+            self._pause.set_result(None)
 
     def _take(self) -> list[Op[Any]]:
         """What goes into the next transaction: adds and settlements together, others alone."""
@@ -375,7 +387,9 @@ class Engine:
 
     async def _together(self, group: Sequence[Op[Any]], careful: bool) -> None:
         together = Group(group, careful)
-        bounds = {job.queue for op in group if op.capacity is not None for job in op.jobs}
+        bounds: set[str] = set()
+        if careful:
+            bounds = {job.queue for op in group if op.capacity is not None for job in op.jobs}
         if bounds - self._bounded:
             # Before anybody can be refused: those who claim are to tell that there is room.
             await self._writing.plain(_BOUND, sorted(bounds))
@@ -421,7 +435,7 @@ class Engine:
         if not told:
             self.bell.tell(news)
         if self.bell.due_in() is not None:
-            self._work.set()
+            self._set_to_work()
 
 
 def _is_cancelled() -> bool:

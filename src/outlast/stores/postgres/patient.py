@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 from outlast.stores.news import WORK
 
 if TYPE_CHECKING:
-    import asyncio
     from collections.abc import Callable, Sequence
 
     from outlast.stores.postgres.op import Op
+    from outlast.stores.thread_loop import ThreadLoop
 
 __all__ = ["Patient"]
 
@@ -22,23 +22,26 @@ __all__ = ["Patient"]
 class Patient:
     """One who waits for work in these queues, and is rung: more than once is as good as once."""
 
-    __slots__ = ("_awake", "_loop", "kind", "op", "queues")
+    __slots__ = ("_awake", "_thread", "kind", "op", "queues")
 
     def __init__(
         self,
         op: Op[Any],
         queues: Sequence[str],
-        loop: asyncio.AbstractEventLoop,
+        thread: ThreadLoop,
         awake: Callable[[Patient], None],
     ) -> None:
         self.kind = WORK
         self.op = op
         self.queues = frozenset(queues)
-        self._loop = loop
+        self._thread = thread
         self._awake = awake
 
     def ring(self, *_: object) -> None:
         """From any thread."""
-        # A loop that was closed has nobody left to wake.
+        if self._thread.is_here:
+            self._awake(self)
+            return
+        # One that has ended has nobody left to wake.
         with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._awake, self)
+            self._thread.soon(self._awake, self)

@@ -110,7 +110,7 @@ class Engine:
         self._calls.append(op)
         if self._asleep:
             self._asleep = False
-            self.loop.call_soon_threadsafe(self._serve)
+            self._thread.soon(self._serve)
 
     def close(self) -> None:
         """Finish what was handed over, give back what was not claimed, let go. Blocks."""

@@ -16,6 +16,7 @@ from redis.exceptions import RedisError
 
 from outlast.errors import ConfigurationError, OutlastError, StoreUnavailable
 from outlast.stores.redis.faults import mapped
+from outlast.stores.thread_loop import read_sparingly
 
 if TYPE_CHECKING:
     from redis.asyncio.connection import AbstractConnection
@@ -213,6 +214,8 @@ async def _connected(settings: dict[str, Any], shown: str) -> AbstractConnection
         if isinstance(error, RedisError | OSError):
             raise mapped(error, shown) from error
         raise
+    if connection._writer is not None:
+        read_sparingly(connection._writer.transport)
     return connection
 
 

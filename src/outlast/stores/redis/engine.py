@@ -114,12 +114,12 @@ class Engine:
             self._refuse()
         elif self._asleep:
             self._asleep = False
-            self._loop.call_soon_threadsafe(self._work.set)
+            self._thread.soon(self._work.set)
 
     def listen(self) -> None:
         """Somebody may be about to wait for news."""
         if not self._closing and not self.bell.listens:
-            self._loop.call_soon_threadsafe(self.bell.listen)
+            self._thread.soon(self.bell.listen)
 
     def close(self) -> None:
         """Finish what was handed over, then let go of everything. Blocks."""
