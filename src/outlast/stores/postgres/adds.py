@@ -27,6 +27,7 @@ __all__ = [
     "ALIKE",
     "ALIKE_ENDED",
     "IN_ENDED",
+    "LONE",
     "MAYBE_ENDED",
     "add_alike",
     "add_carefully",
@@ -44,6 +45,11 @@ ALIKE = (
 
 The ids are one text, since the driver asks of each member of a list whether it is one as well.
 """
+LONE = (
+    "INSERT INTO @jobs (id, payload, line, state, created_at, opts)"
+    " VALUES ($1::text, ($2::bytea[])[1], $3::int, 1::smallint, $4::float8, $5::text)"
+)
+"""``ALIKE`` for one job, which is most of them: without a list to take apart."""
 _ANY = (
     "INSERT INTO @jobs (id, line, state, payload, opts, priority, rank, due, key, lane, expires_at,"
     " created_at) SELECT v.*, $12::float8 FROM unnest($1::text[], $2::int[], $3::smallint[],"

@@ -26,6 +26,7 @@ from outlast.stores.postgres.faults import (
     mapped,
 )
 from outlast.stores.postgres.turn import Turn
+from outlast.stores.thread_loop import read_sparingly
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -59,6 +60,7 @@ ROLLBACK = 5.0
 TRIES = 8
 QUIET = 10.0
 """Seconds after which a connection that nobody used may be dead, and nobody has told us."""
+_NEVER = float("inf")
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0
 
 LOCK_TIMEOUT = "7s"
@@ -69,17 +71,22 @@ SEARCH_PATH = "pg_catalog, pg_temp"
 path, one for an array of texts would be taken for ``unnest``, and do in our name what it likes."""
 
 
-def planner(nested: str) -> dict[str, str]:
-    """The settings that all statements are parsed and planned under."""
-    return {
+def planner(nested: str | None = None) -> dict[str, str]:
+    """The settings that all statements are parsed and planned under.
+
+    ``nested``: whether rows may be looked up one by one, where tables are joined at all. In a
+    function each setting costs a lone call a hundredth of its time.
+    """
+    sets = {
         "search_path": SEARCH_PATH,
         "enable_seqscan": "off",
         "enable_bitmapscan": "off",
         "jit": "off",
         "plan_cache_mode": "force_generic_plan",
-        "enable_nestloop": nested,
-        "enable_mergejoin": nested,
     }
+    if nested is not None:
+        sets |= {"enable_nestloop": nested, "enable_mergejoin": nested}
+    return sets
 
 
 def _begin(commit: str, nested: str) -> str:
@@ -139,6 +146,8 @@ class Link:
         self.used_at = 0.0
         self.replicated = False
         """Whether what is promised must be on a standby too: a commit that returns tells not."""
+        self._deadline = _NEVER
+        self._alarm: asyncio.TimerHandle | None = None
         self._gave_up = False
         """Whether the server has ended its wait for the standby, and committed nevertheless."""
 
@@ -192,7 +201,7 @@ class Link:
         # One that may be dead is to find it out by what promises nothing yet.
         hurries = self._prepares and self._swift and time.monotonic() - self.used_at < QUIET
         self.used_at = time.monotonic()
-        timer = asyncio.get_running_loop().call_later(PATIENCE, connection.terminate)
+        self._bound(PATIENCE)
         try:
             if lines is not None:
                 await self._lines.make(connection, self._names, lines())
@@ -224,8 +233,33 @@ class Link:
                 raise Dropped(error, True) from error
             raise
         finally:
-            timer.cancel()
+            self._deadline = _NEVER
         return answer, turn.news
+
+    def _bound(self, seconds: float) -> None:
+        """What is on its way now may take so long; then the connection counts as lost.
+
+        One alarm for many transactions: to set one for each costs a lone one a tenth of its time.
+        """
+        loop = asyncio.get_running_loop()
+        self._deadline = deadline = loop.time() + seconds
+        if self._alarm is None or self._alarm.when() > deadline:
+            self._quieten()
+            self._alarm = loop.call_at(deadline, self._look_after)
+
+    def _look_after(self) -> None:
+        self._alarm = None
+        loop = asyncio.get_running_loop()
+        if self._deadline <= loop.time():
+            if self._connection is not None:
+                self._connection.terminate()
+        elif self._deadline < _NEVER:
+            self._alarm = loop.call_at(self._deadline, self._look_after)
+
+    def _quieten(self) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
 
     async def _confirm(self, connection: Connection, begin: str) -> None:
         """What was promised is on a standby too, if that is asked for.
@@ -267,7 +301,7 @@ class Link:
     async def _plain(self, text: str, *values: Any) -> list[Any]:
         connection = await self._ready()
         self.used_at = time.monotonic()
-        timer = asyncio.get_running_loop().call_later(CONNECT, connection.terminate)
+        self._bound(CONNECT)
         try:
             found: list[Any] = await connection.fetch(self._names[text], *values)
             return found
@@ -276,7 +310,7 @@ class Link:
                 self._drop()
             raise
         finally:
-            timer.cancel()
+            self._deadline = _NEVER
 
     def _met_a_pooler(self, error: Exception) -> bool:
         """Whether the error is the sign of one that we had not known of; then go on without."""
@@ -397,7 +431,7 @@ class Link:
         except ValueError as error:
             raise StoreUnavailable(f"{address.shown}: {error}") from None
         try:
-            _keep_alive(connection)
+            _tune(connection)
             if self.check is not None:
                 await self.check(connection)
             connection.add_termination_listener(self._terminated)
@@ -428,16 +462,20 @@ class Link:
         """Wait for the transaction that is on its way, then let go."""
         async with self._lock:
             connection, self._connection = self._connection, None
+            self._quieten()
             if connection is not None:
                 connection.remove_termination_listener(self._terminated)
                 with contextlib.suppress(Exception):
                     await connection.close(timeout=2)
 
 
-def _keep_alive(connection: Connection) -> None:
-    """Have the system notice in seconds, not in hours, that the other machine is gone."""
+def _tune(connection: Connection) -> None:
+    """Read small answers cheaply, and notice in seconds that the other machine is gone."""
     transport = getattr(connection, "_transport", None)
-    found = None if transport is None else transport.get_extra_info("socket")
+    if transport is None:
+        return
+    read_sparingly(transport)
+    found = transport.get_extra_info("socket")
     if found is None or found.family == socket.AF_UNIX:
         return
     found.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
