@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Chance", "SeededChance", "SystemChance"]
+__all__ = ["Chance", "SeededChance", "SystemChance", "made_at"]
 
 _VARIANT = int("8000000000000000" * 100, 16)
 _NO_VARIANT = int("3fffffffffffffff" * 100, 16)
@@ -51,6 +51,16 @@ def _tail(bits: int) -> str:
 def _sequences() -> Sequence[str]:
     """Every value of the twelve bits below the millisecond, as they stand in an id."""
     return tuple(f"{n:03x}-" for n in range(4096))
+
+
+def made_at(id_: str) -> float | None:
+    """When an id of ours was made, in seconds since 1970 by the clock there; None for others."""
+    if len(id_) != 36 or id_[14] != "7":
+        return None
+    try:
+        return int(id_[:8] + id_[9:13], 16) / 1000
+    except ValueError:
+        return None
 
 
 class SystemChance:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from outlast.chance import SystemChance
+from outlast.chance import SystemChance, made_at
 
 MANY = 5000
 
@@ -59,3 +60,12 @@ def test_a_forked_child_makes_others() -> None:
     theirs = {text[at : at + 17] for at in range(0, len(text), 17)}
     assert len(theirs) == 50
     assert theirs.isdisjoint(chance.uuid7()[19:] for _ in range(200))
+
+
+def test_an_id_of_ours_tells_when_it_was_made() -> None:
+    before = time.time()
+    made = made_at(SystemChance().uuid7())
+    assert made is not None
+    assert before - 0.001 <= made <= time.time()
+    for other in ("", "a", str(uuid.uuid4()), "x" * 36, "x" * 14 + "7" + "x" * 21):
+        assert made_at(other) is None

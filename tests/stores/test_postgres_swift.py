@@ -12,11 +12,14 @@ from tests.conformance.steps import idle
 from tests.engine.rig import until
 from tests.servers import PostgresServer, shared
 
+from outlast.chance import SystemChance, made_at
+from outlast.clock import SystemClock
 from outlast.errors import JobNotFound
 from outlast.job import Job, done
 from outlast.stores import connect
 from outlast.stores.postgres import link
 from outlast.stores.postgres.bell import Bell
+from outlast.stores.postgres.store import FIRST_LOOK
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -165,6 +168,76 @@ async def test_one_trip_to_look_for_an_end(store: PostgresStore, said: list[str]
     assert job.result == b"1"
     with pytest.raises(JobNotFound):
         await store.finished(["never"], 0)
+
+
+class Looked(SystemClock):
+    """Where the first sleep ends when it is told to."""
+
+    def __init__(self) -> None:
+        self.asked: asyncio.Future[float] = asyncio.get_running_loop().create_future()
+        self.over = asyncio.Event()
+
+    async def sleep(self, seconds: float, /) -> None:
+        if not self.asked.done():
+            self.asked.set_result(seconds)
+            await self.over.wait()
+
+
+async def test_a_job_made_just_now_is_not_looked_for_at_once(
+    store: PostgresStore, said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor are those who run it held up by that; what was made long ago is."""
+    await _warm(store)
+    young = SystemChance().uuid7()
+    await store.add([Job(id=young), Job(id="old")])
+    clock = Looked()
+    monkeypatch.setattr(clock, "now", lambda: made_at(young), raising=False)
+    monkeypatch.setattr(store, "clock", clock)
+    said.clear()
+    waits = asyncio.ensure_future(store.finished([young], 60))
+    async with asyncio.timeout(60):
+        assert await clock.asked == FIRST_LOOK
+        assert not said
+        [job] = [claim for claim in await _claim(store) if claim.job.id == young]
+        assert not await store.settle([done(job, b"1")])
+        clock.over.set()
+        assert [job.id for job in await waits] == [young]
+    said.clear()
+    assert await store.finished([young, "old"], 0)
+    assert said
+    said.clear()
+    monkeypatch.setattr(clock, "now", lambda: (made_at(young) or 0) + 1, raising=False)
+    assert await store.finished([young], 60)
+    assert said
+
+
+async def test_nobody_listens_who_does_not_wait(
+    store: PostgresStore, server: PostgresServer
+) -> None:
+    """Each ring wakes all that listen; who reads alone is one of them only when he waits."""
+    await store.add([Job(id="a", queue="other")])
+    assert await store.get(["a"]) != [None]
+    bell = store._running().bell
+    assert bell._hearing.connected
+    assert not bell.listens
+    waits = asyncio.ensure_future(store.claim_next(
+        ["default"], [None], 1, 60.0, "w", 1e6, asyncio.get_running_loop().create_future()
+    ))  # fmt: skip
+    other: Any = connect(server.url(schema=store.schema))
+    await other.open()
+    try:
+        await until(lambda: bell.listens)
+        await other.add([Job(id="told")])
+        async with asyncio.timeout(60):
+            while not (claims := await waits):  # it looks once when it begins to listen
+                waits = asyncio.ensure_future(store.claim_next(
+                    ["default"], [None], 1, 60.0, "w", 1e6,
+                    asyncio.get_running_loop().create_future(),
+                ))  # fmt: skip
+        assert [claim.job.id for claim in claims] == ["told"]
+        assert not await store.settle([done(claim) for claim in claims])
+    finally:
+        await other.close()
 
 
 async def test_the_same_id_again(store: PostgresStore) -> None:

@@ -309,13 +309,14 @@ class Worker:
 
     async def _rest(self, crew: Crew, watch: Watch, now: float) -> None:
         """A beat for a long while, or until there is work."""
-        work: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        work: asyncio.Future[None] = loop.create_future()
 
         def begin() -> None:
             """Before the first job is started, which may block the loop at once."""
             crew.idle = False
             watch.beat(self.clock.monotonic())
-            _resolve(work)
+            loop.call_soon(_resolve, work)  # so that the job is started before we are woken
 
         crew.begin, crew.idle = begin, True
         watch.beat(now, REST)

@@ -69,6 +69,8 @@ class Bell:
         self._pending: Pending = {}
         self._rung_at = -1e9
         self._keeper: asyncio.Task[None] | None = None
+        self._wanted = False
+        """Whether somebody waits for news: each ring wakes every session that listens."""
         self._warned = False
         hearing.check = self._connected
         hearing.lost = self._deaf
@@ -130,6 +132,7 @@ class Bell:
     def listen(self) -> None:
         """Somebody waits for news from now on: keep a connection that hears them."""
         if self._keeper is None and self._address.notify and not self._address.pooled:
+            self._wanted = True
             self._keeper = asyncio.get_running_loop().create_task(self._keep())
 
     async def close(self) -> None:
@@ -147,6 +150,8 @@ class Bell:
             quiet = time.monotonic() - self._hearing.used_at
             if not self.listens or quiet >= LOOK:
                 try:
+                    if not self.listens:
+                        await self._begin()
                     [[listens]] = await self._hearing.plain(_LISTENS, self._channel)
                 except (StoreError, OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
                     # Its own backoff is in the way of doing this too often.
@@ -159,9 +164,18 @@ class Bell:
                 return
             await asyncio.sleep(pause if not self.listens else LOOK - min(quiet, LOOK - 1))
 
+    async def _begin(self) -> None:
+        """On a new connection, or on one that was there before anybody waited."""
+        connection = await self._hearing.hold()
+        try:
+            if not self.listens:
+                await self._connected(connection)
+        finally:
+            await self._hearing.let_go()
+
     async def _connected(self, connection: Connection) -> None:
         """A new connection: whatever was committed meanwhile, nobody has told us."""
-        if self._address.notify and not self._address.pooled:
+        if self._wanted and not self._address.pooled:
             async with asyncio.timeout(CONNECT):
                 await connection.add_listener(self._channel, self._heard)
             self.listens = True

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import asyncpg
 
+from outlast.chance import made_at
 from outlast.errors import StoreError, Unsupported
 from outlast.job import give_back
 from outlast.limits import check_jobs
@@ -34,7 +35,7 @@ from outlast.stores.postgres.steps import Stepped
 from outlast.stores.postgres.swift import claim_swiftly, ended_swiftly, make
 from outlast.stores.postgres.turn import Lines
 from outlast.stores.postgres.verdicts import settle
-from outlast.stores.surface import Served
+from outlast.stores.surface import Served, awaited
 from outlast.stores.versions import Versions
 
 if TYPE_CHECKING:
@@ -215,8 +216,7 @@ class PostgresStore(Stepped, Joinable, Moved, Served[Engine]):
             return []
         engine = self._running()
         op = self._asking(Wanted(queues, tasks, limit, lease, worker, patient=True))
-        reply: asyncio.Future[Sequence[Claim]] = asyncio.get_running_loop().create_future()
-        op.reply = reply
+        reply = awaited(op)
         left = min(timeout, self._come - self.clock.monotonic())
         if not engine.bell.listens:
             left = min(left, POLL)
@@ -323,9 +323,14 @@ class PostgresStore(Stepped, Joinable, Moved, Served[Engine]):
     async def finished(self, ids: Sequence[str], timeout: float) -> Sequence[Job]:
         deadline = self.clock.monotonic() + timeout
         pause = FIRST_LOOK
+        young = timeout > FIRST_LOOK and all(map(self._is_young, ids))
         while True:
             waiter = self._news.wait(ENDED)
             try:
+                if young:
+                    # The look would find nothing, and be in the way of those who run the job.
+                    young = False
+                    await waiter.sleep(self.clock, FIRST_LOOK)
                 op = reading(partial(ledger.ended, ids=ids))
                 op.swift = partial(ended_swiftly, ids=ids)
                 found = await self._do(op)
@@ -336,6 +341,10 @@ class PostgresStore(Stepped, Joinable, Moved, Served[Engine]):
                 pause = min(pause * 1.5, LONGEST_LOOK)
             finally:
                 self._news.drop(waiter)
+
+    def _is_young(self, id_: str) -> bool:
+        made = made_at(id_)
+        return made is not None and 0 <= self.clock.now() - made < FIRST_LOOK
 
     async def lines(self) -> Sequence[Line]:
         return await self._do(Op(ledger.lines, promised=False))
