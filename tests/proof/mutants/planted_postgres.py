@@ -34,8 +34,8 @@ POSTGRES_BUGS = (
     Bug(
         "PostgreSQL: adds as durably as the role likes",
         f"{POSTGRES}/swift.py",
-        "BEGIN PERFORM set_config('synchronous_commit', $6, true);",
-        "BEGIN PERFORM $6;",
+        "BEGIN ignored := set_config('synchronous_commit', $6, true);",
+        "BEGIN ignored := $6;",
         (WAITS,),
     ),
     Bug(
