@@ -191,7 +191,10 @@ class ConfiguredRedis(RedisServer):
 
 
 class PostgresServer(Server):
-    """PostgreSQL, the newest on this machine."""
+    """PostgreSQL: the one on the PATH, or else the newest on this machine.
+
+    Of its programs only ``postgres`` and ``initdb`` are used: some builds have no others.
+    """
 
     name = "pg"
     as_nobody = True
@@ -229,9 +232,17 @@ class PostgresServer(Server):
         return [str(self._bin / "postgres"), "-D", str(self.data)]
 
     def answers(self) -> bool:
-        ready = [str(self._bin / "pg_isready"), "-q", "-h", "127.0.0.1", "-p", str(self.port)]
-        done = subprocess.run(ready, check=False, env=self.env, cwd=self.folder)
-        return done.returncode == 0
+        """While it starts or recovers, it greets with an error instead."""
+        greeting = b"\0\3\0\0user\0outlast\0database\0postgres\0\0"
+        try:
+            with socket.create_connection(("127.0.0.1", self.port), 10) as line:
+                line.settimeout(30)
+                line.sendall((len(greeting) + 4).to_bytes(4, "big") + greeting)
+                ready = line.recv(1) == b"R"
+                line.sendall(b"X\0\0\0\4")
+        except OSError:
+            return False
+        return ready
 
     def stop(self) -> None:
         """In order, without waiting for those who are connected."""
@@ -247,7 +258,7 @@ class PostgresServer(Server):
 
 
 class PostgresStandby(PostgresServer):
-    """What follows a running PostgreSQL, until it is promoted."""
+    """What follows a running PostgreSQL, until it is promoted; made while that one is down."""
 
     name = "pgs"
 
@@ -256,13 +267,14 @@ class PostgresStandby(PostgresServer):
         self.data = self.folder / "data"
         self.env = primary.env
         self._bin = primary._bin
-        subprocess.run(
-            [self._bin / "pg_basebackup", "-h", "127.0.0.1", "-p", str(primary.port), "-U",
-             "outlast", "-D", self.data, "-R", "-X", "stream", "-c", "fast", "--no-sync"],
-            check=True, capture_output=True, cwd=self.folder, env=self.env, **self.user,
-        )  # fmt: skip
+        # Not by pg_basebackup, which takes nothing of a server that is newer than itself.
+        primary.stop()
+        subprocess.run(["cp", "-a", primary.data, self.data], check=True, **self.user)
+        primary.start()
+        (self.data / "standby.signal").touch()
         with open(self.data / "postgresql.conf", "a", encoding="utf-8") as file:
             file.write(f"port = {self.port}\nunix_socket_directories = '{self.folder}'\n")
+            file.write(f"primary_conninfo = 'host=127.0.0.1 port={primary.port} user=outlast'\n")
 
 
 class PgBouncer(Server):
