@@ -168,6 +168,19 @@ async def test_a_pooler_that_nobody_else_uses(server: PostgresServer, name: str)
     assert "transaction mode" in found(report, "PG8", NOTE)
 
 
+async def test_a_server_that_no_store_is_opened_on(
+    server: PostgresServer, admin: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await admin.execute(
+        "CREATE DATABASE odd ENCODING 'SQL_ASCII' LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0"
+    )
+    assert "SQL_ASCII" in found(await examine(server.url("odd")), "PG6", ERROR)
+    monkeypatch.setattr(postgres, "OLDEST", 990_000)
+    report = await examine(server.url())
+    assert "it is PostgreSQL" in found(report, "PG6", ERROR)
+    assert report.exit_code == 1
+
+
 async def test_a_standby_that_was_promoted() -> None:
     with contextlib.ExitStack() as stack:
         primary = PostgresServer()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from outlast.doctor.report import Finding, Report, Severity
 from outlast.store import Durability
-from outlast.stores.postgres.opening import TIMELINE
+from outlast.stores.postgres.opening import OLDEST, TIMELINE
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -231,12 +231,22 @@ class _Examination:
             self._say("PG5", _NOTE, "no synchronous standby", means, durability=Durability.POWER)
 
     async def pg6(self) -> None:
-        """Whether it takes writes at all, and whether it always was the one that does."""
+        """Whether it can hold jobs at all, and whether it always was the one that does."""
         replica = await self._connection.fetchval("SELECT pg_is_in_recovery()")
         read_only = await self._setting("transaction_read_only") == "on"
         if replica or read_only:
             read = "it is a replica" if replica else "transactions are read-only"
             self._say("PG6", _ERROR, read, "no job can be stored", "name the primary")
+            return
+        version = int(await self._setting("server_version_num"))
+        encoding = await self._setting("server_encoding")
+        if version < OLDEST:
+            read, remedy = f"it is PostgreSQL {version // 10000}", "PostgreSQL 14 or later"
+            self._say("PG6", _ERROR, read, "outlast does not work with it", remedy)
+            return
+        if encoding != "UTF8":
+            read, remedy = f"text is kept as {encoding}", "a database with UTF8"
+            self._say("PG6", _ERROR, read, "outlast does not work with it", remedy)
             return
         place, line = await self._connection.fetchrow(
             "SELECT coalesce(host(inet_server_addr()) || ':' || inet_server_port(), 'a socket'),"
