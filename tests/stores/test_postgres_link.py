@@ -1,4 +1,4 @@
-"""How long a transaction on PostgreSQL may take until its connection counts as lost."""
+"""A connection to PostgreSQL: how long it may take, and when it counts as lost."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ import pytest
 from tests.engine.rig import until
 
 from outlast.clock import SystemClock
+from outlast.stores.news import News
 from outlast.stores.postgres.address import Address
+from outlast.stores.postgres.bell import Bell
 from outlast.stores.postgres.link import Link
 from outlast.stores.postgres.schema import Names
 from outlast.stores.postgres.servertime import ServerTime
@@ -64,3 +66,37 @@ async def test_nothing_is_on_its_way(link: Link, connection: Connection) -> None
     link._deadline = float("inf")
     await until(lambda: link._alarm is None)
     assert connection.ended_at is None
+
+
+class Deaf:
+    """The link of a connection whose server does not answer."""
+
+    used_at = 0.0
+    check: Any = None
+    lost: Any = None
+
+    def __init__(self) -> None:
+        self.done: list[str] = []
+
+    async def hold(self) -> Deaf:
+        self.done.append("held")
+        return self
+
+    async def add_listener(self, channel: str, heard: object) -> None:
+        raise TimeoutError
+
+    def abort(self) -> None:
+        self.done.append("dropped")
+
+    async def let_go(self) -> None:
+        self.done.append("let go")
+
+
+async def test_who_does_not_answer_is_not_asked_to_listen_again() -> None:
+    hearing: Any = Deaf()
+    bell = Bell(Address("postgresql://nobody@localhost/none", {}), "x", "me", hearing, News())
+    bell.listen()
+    await until(lambda: len(hearing.done) >= 3)
+    await bell.close()
+    assert hearing.done[:3] == ["held", "dropped", "let go"]
+    assert not bell.listens

@@ -170,6 +170,10 @@ class Bell:
         try:
             if not self.listens:
                 await self._connected(connection)
+        except BaseException:
+            # One that does not answer would be asked again for ever, and be in the way of reads.
+            self._hearing.abort()
+            raise
         finally:
             await self._hearing.let_go()
 
