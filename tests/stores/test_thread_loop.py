@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import importlib
 import os
 import threading
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -108,6 +110,47 @@ def test_ended_it_takes_nothing_and_holds_nothing(thread: ThreadLoop) -> None:
     if fd >= 0:
         with pytest.raises(OSError, match="Bad file descriptor"):
             os.fstat(fd)
+
+
+class _Broken:
+    """A thread that a signal's handler keeps the caller from reaching, the first time."""
+
+    def __init__(self) -> None:
+        self.rings = 0
+
+    def soon(self, call: object, *args: object) -> None:
+        self.rings += 1
+        if self.rings == 1:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("kind", ["postgres", "redis", "rabbitmq"])
+def test_a_call_that_was_interrupted_leaves_the_next_to_ring(kind: str) -> None:
+    """The engine counts as asleep until somebody has rung: or else nobody ever would again."""
+    module = importlib.import_module(f"outlast.stores.{kind}.engine")
+    engine = object.__new__(module.Engine)
+    thread = engine._thread = _Broken()
+    engine._gate, engine._asleep = threading.RLock(), True
+    engine._closing = engine._over = False
+    engine._waiting, engine._writes, engine._others, engine._calls = [], [], [], []
+    engine._loop, engine._work = asyncio.new_event_loop(), asyncio.Event()
+    hand_over = engine.write if kind == "postgres" else engine.hand_over
+    op: Any = SimpleNamespace(writes=True)
+    with pytest.raises(KeyboardInterrupt):
+        hand_over(op)
+    hand_over(op)
+    hand_over(op)
+    engine._loop.close()
+    assert thread.rings == 2
+
+
+def test_a_descriptor_that_is_not_watched_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = ThreadLoop("outlast-test")
+    monkeypatch.setattr(made.loop, "add_reader", _none)
+    made.start()
+    done(made)
+    assert made._fd < 0
+    made.end()
 
 
 def test_work_is_done_there(thread: ThreadLoop) -> None:

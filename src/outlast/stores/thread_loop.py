@@ -45,9 +45,14 @@ class ThreadLoop:
 
     def start(self) -> None:
         if hasattr(os, "eventfd"):
-            with contextlib.suppress(OSError):  # none is left: the other way needs no more
-                self._fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-                self.loop.add_reader(self._fd, self._land)
+            with contextlib.suppress(OSError):  # none is left, or it can't be watched
+                fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+                try:
+                    self.loop.add_reader(fd, self._land)
+                except BaseException:
+                    os.close(fd)
+                    raise
+                self._fd = fd
         self._thread.start()
 
     @property

@@ -120,7 +120,11 @@ class Engine:
             self._waiting.append(op)
             if self._asleep:
                 self._asleep = False
-                self._thread.soon(self._set_to_work)
+                try:
+                    self._thread.soon(self._set_to_work)
+                except BaseException:  # a signal's handler raised: the next one is to ring
+                    self._asleep = True
+                    raise
 
     def read(self, op: Op[Any]) -> None:
         """Have a call done on the other connection, in the order of its coming."""

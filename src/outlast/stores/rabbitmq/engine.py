@@ -110,7 +110,11 @@ class Engine:
         self._calls.append(op)
         if self._asleep:
             self._asleep = False
-            self._thread.soon(self._serve)
+            try:
+                self._thread.soon(self._serve)
+            except BaseException:  # a signal's handler raised: the next one is to ring
+                self._asleep = True
+                raise
 
     def close(self) -> None:
         """Finish what was handed over, give back what was not claimed, let go. Blocks."""

@@ -114,7 +114,11 @@ class Engine:
             self._refuse()
         elif self._asleep:
             self._asleep = False
-            self._thread.soon(self._work.set)
+            try:
+                self._thread.soon(self._work.set)
+            except BaseException:  # a signal's handler raised: the next one is to ring
+                self._asleep = True
+                raise
 
     def listen(self) -> None:
         """Somebody may be about to wait for news."""
