@@ -144,6 +144,24 @@ def test_a_call_that_was_interrupted_leaves_the_next_to_ring(kind: str) -> None:
     assert thread.rings == 2
 
 
+@pytest.mark.skipif(not hasattr(os, "eventfd"), reason="this system has no such descriptors")
+def test_a_ring_that_was_interrupted_is_rung_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = ThreadLoop("outlast-test")
+    made.start()
+    found: list[int] = []
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "eventfd_write", _interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            made.soon(found.append, 1)
+    done(made)
+    assert found == [1]
+    made.end()
+
+
+def _interrupted(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
 def test_a_descriptor_that_is_not_watched_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     made = ThreadLoop("outlast-test")
     monkeypatch.setattr(made.loop, "add_reader", _none)

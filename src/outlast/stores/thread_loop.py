@@ -72,7 +72,11 @@ class ThreadLoop:
             self._calls.append((call, args))
             if not self._rung:
                 self._rung = True
-                os.eventfd_write(self._fd, 1)
+                try:
+                    os.eventfd_write(self._fd, 1)
+                except BaseException:  # a signal's handler raised: the next one is to ring
+                    self._rung = False
+                    raise
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Have it done there. Blocks; not for the thread itself."""
