@@ -10,6 +10,7 @@ fresh file in FOLDER. With "asyncio" nothing is replaced.
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import itertools
 import json
 import signal
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 SECONDS = 8.0
 """A test that counts rounds of the loop may wait for ever where it counts wrong."""
+IN_ALL = 240.0
+"""Then it says where each thread stands, and ends: nothing else does once the tests are over."""
 
 
 def replace(commit: str, folder: str) -> None:
@@ -80,6 +83,7 @@ def too_long(number: int, frame: FrameType | None) -> None:
 
 
 def main() -> None:
+    faulthandler.dump_traceback_later(IN_ALL, exit=True)
     commit, folder = sys.argv[1:]
     if commit != "asyncio":
         replace(commit, folder)
